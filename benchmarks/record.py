@@ -1,0 +1,49 @@
+"""Write a measurement with its provenance, in the form that gpt2_to_k3.lab.load_record reads."""
+
+import json
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+
+
+def device_name(device):
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+
+
+def write(path, device, seed, result):
+    """Save `result` to `path` with device, versions, date, command and seed."""
+    record = {
+        "device": device_name(device),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "date": date.today().isoformat(),
+        "command": "python " + " ".join(sys.argv),
+        "seed": seed,
+        "result": result,
+    }
+    Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+def median_seconds(step, device, rounds=9, inner=10):
+    """Median over `rounds` of the mean time of `inner` calls, after three calls that are not counted."""
+    from time import perf_counter
+
+    sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    for _ in range(3):
+        step()
+    times = []
+    for _ in range(rounds):
+        sync()
+        start = perf_counter()
+        for _ in range(inner):
+            step()
+        sync()
+        times.append((perf_counter() - start) / inner)
+    return sorted(times)[rounds // 2]

@@ -1,0 +1,6 @@
+"""What experiments need: a device, costs, recorded measurements."""
+
+from .device import pick_device
+from .records import load_data, load_record
+
+__all__ = ["load_data", "load_record", "pick_device"]

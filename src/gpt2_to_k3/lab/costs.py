@@ -1,0 +1,102 @@
+"""What one decoded token costs: bytes kept, bytes read, FLOPs, and the time they take at least.
+
+Conventions. A multiply-add is 2 FLOPs. `tokens` is the length of the context with the newest token in it.
+Only matrix products count: biases, norms and embedding rows are under 0.1 % of GPT-2's work, and activations
+are taken to stay on the chip. Numbers are stored in `number_bytes` bytes each (2: float16 or bfloat16).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..models import GPT2Config
+from .records import load_record
+
+
+def matmul_weights(config):
+    """Weights that every decoded token is multiplied with: 12 D^2 a block and the V D head (numbers, not bytes)."""
+    return config.n_layer * 12 * config.n_embd**2 + config.vocab_size * config.n_embd
+
+
+def kv_bytes_per_token(config, number_bytes=2):
+    """Bytes that one token adds to the KV cache: a key and a value of D numbers in each layer (eq. 2.2)."""
+    return 2 * config.n_layer * config.n_embd * number_bytes
+
+
+def forward_flops(config, new, past=0, heads=1):
+    """FLOPs of `new` positions through the blocks with `past` cached ones, and `heads` positions through the head.
+
+    Attention is counted as the plain form computes it: a full rectangle of scores, masked half included.
+    """
+    blocks = 2 * new * config.n_layer * 12 * config.n_embd**2
+    attention = 4 * new * (past + new) * config.n_embd * config.n_layer
+    head = 2 * heads * config.vocab_size * config.n_embd
+    return blocks + attention + head
+
+
+def decode_read_bytes(config, tokens, batch=1, number_bytes=2):
+    """Bytes read for one decode step with a cache: the weights once, each sequence's cache once (eq. 2.3)."""
+    cache = batch * tokens * kv_bytes_per_token(config, number_bytes)
+    return matmul_weights(config) * number_bytes + cache
+
+
+def largest_batch(config, tokens, memory_bytes, number_bytes=2):
+    """Sequences of `tokens` whose caches fit in `memory_bytes` beside the weights (0 if the weights do not fit)."""
+    free = memory_bytes - matmul_weights(config) * number_bytes
+    return max(0, free // (tokens * kv_bytes_per_token(config, number_bytes)))
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device can do at best, as measured: bytes read and FLOPs per second, and bytes of memory."""
+
+    name: str
+    read_bytes_per_second: float
+    flops_per_second: float
+    memory_bytes: int
+
+    @classmethod
+    def h200(cls):
+        """One H200, from the recorded run of benchmarks/roofline.py (bfloat16 matrix products)."""
+        record = load_record("h200_roofline")
+        result = record["result"]
+        return cls(
+            record["device"],
+            result["read_bytes_per_second"],
+            result["bf16_matmul_flops_per_second"],
+            result["memory_bytes"],
+        )
+
+
+def roofline_seconds(read_bytes, flops, device):
+    """The least time for a step: it cannot beat the memory, and it cannot beat the arithmetic (eq. 2.3)."""
+    return max(read_bytes / device.read_bytes_per_second, flops / device.flops_per_second)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One stage of the ladder. Each cost is a function of (config, tokens) for decoding one token, batch 1."""
+
+    name: str
+    stores: str
+    state_bytes: Callable[[GPT2Config, int], int]
+    read_bytes: Callable[[GPT2Config, int], int]
+    flops: Callable[[GPT2Config, int], int]
+
+
+LADDER = {
+    "no cache": Rung(
+        name="GPT-2 without a cache",
+        stores="nothing",
+        state_bytes=lambda config, tokens: 0,
+        read_bytes=lambda config, tokens: decode_read_bytes(config, 0),
+        flops=lambda config, tokens: forward_flops(config, new=tokens),
+    ),
+    "kv cache": Rung(
+        name="GPT-2 with a KV cache",
+        stores="keys and values of every token",
+        state_bytes=lambda config, tokens: tokens * kv_bytes_per_token(config),
+        read_bytes=decode_read_bytes,
+        flops=lambda config, tokens: forward_flops(config, new=1, past=tokens - 1),
+    ),
+}
+CONTEXTS = (4_096, 131_072, 1_048_576)

@@ -1,0 +1,21 @@
+"""What chapters need: figures, players, tables, source display, exercise checks."""
+
+from .checks import check
+from .diagrams import draw_passes
+from .figures import Player, Still, use_style
+from .live import live
+from .source import show_source
+from .tables import Table, human, ladder
+
+__all__ = [
+    "Player",
+    "Still",
+    "Table",
+    "check",
+    "draw_passes",
+    "human",
+    "ladder",
+    "live",
+    "show_source",
+    "use_style",
+]

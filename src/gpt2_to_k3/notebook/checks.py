@@ -1,0 +1,53 @@
+"""Instant checks for exercises: smallest case first, and at the first difference what was expected and what came."""
+
+import torch
+
+
+class Verdict:
+    """The outcome of a check; it prints as its message and is true when the exercise is solved."""
+
+    def __init__(self, solved, message):
+        self.solved, self.message = solved, message
+
+    def __bool__(self):
+        return self.solved
+
+    def __repr__(self):
+        return self.message
+
+
+def check(yours, cases, *, rtol=None, atol=None):
+    """Call ``yours`` on each case and compare with what is expected; stop at the first difference.
+
+    Args:
+        yours: the reader's function. While it raises NotImplementedError the verdict is "not written yet".
+        cases: pairs (arguments, expected), smallest first. Tensors are passed as copies. Numbers, tensors and
+            tuples of them are compared with ``torch.testing.assert_close``.
+        rtol, atol: its tolerances (None: those of the dtype).
+    """
+    for arguments, expected in cases:
+        call = f"{yours.__name__}({', '.join(map(_short, arguments))})"
+        try:
+            got = yours(*(x.clone() if isinstance(x, torch.Tensor) else x for x in arguments))
+        except NotImplementedError:
+            return Verdict(False, f"{yours.__name__}: not written yet")
+        except Exception as error:
+            return Verdict(False, f"{call} raised {type(error).__name__}: {error}")
+        try:
+            torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, check_stride=False)
+        except (AssertionError, TypeError, ValueError) as error:
+            lines = [
+                call,
+                f"  expected {expected}",
+                f"  got      {got}",
+                f"  {str(error).strip().splitlines()[0]}",
+            ]
+            return Verdict(False, "\n".join(lines))
+    return Verdict(True, f"{yours.__name__}: right ({len(cases)} cases)")
+
+
+def _short(x):
+    """A large tensor as its dtype and shape, anything else as it prints."""
+    if isinstance(x, torch.Tensor) and x.numel() > 16:
+        return f"{x.dtype} {list(x.shape)}"
+    return repr(x)

@@ -1,0 +1,67 @@
+"""Every local link, image and anchor of the built site resolves."""
+
+import tomllib
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    files = [f for f in site.rglob("*.html") if "_static" not in f.parts]
+    return {f.resolve(): BeautifulSoup(f.read_text(encoding="utf-8"), "html.parser") for f in files}
+
+
+def references(soup):
+    for tag in soup.find_all(True):
+        for key in ("href", "src"):
+            if tag.get(key):
+                yield tag, tag[key]
+
+
+def test_local_links_resolve(site, pages):
+    broken = []
+    for file, soup in pages.items():
+        for _, link in references(soup):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            if not target.exists():
+                broken.append(f"{file.relative_to(site)}: no file {link}: mend or drop the link")
+            elif parts.fragment and target in pages:
+                if not pages[target].find(attrs={"id": unquote(parts.fragment)}):
+                    broken.append(f"{file.relative_to(site)}: no anchor {link}: mend the link")
+    assert not broken, "\n".join(broken)
+
+
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    for file, soup in pages.items():
+        for tag, link in references(soup):
+            loads = tag.name in ("script", "img", "iframe", "source") or "stylesheet" in tag.get(
+                "rel", []
+            )
+            assert not (loads and link.startswith(("http", "//"))), (
+                f"{file.relative_to(site)}: {link}"
+            )
+
+
+def test_repository_address_stands_in_one_place(pages):
+    """Buttons, package metadata, citation and site address all follow _config.yml."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    url, site_url = config["repository"]["url"], config["html"]["baseurl"]
+    owner, name = url.rsplit("/", 2)[1:]
+    assert site_url == f"https://{owner}.github.io/{name}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"] == {"Repository": url, "Documentation": site_url}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["repository-code"] == url
+    for soup in pages.values():
+        for _, link in references(soup):
+            if "github.com" in link and f"/{name}" in link:
+                assert link.startswith(url) or link.startswith("https://colab.research"), link

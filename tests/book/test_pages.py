@@ -1,0 +1,198 @@
+"""The built pages as a reader sees them: from disk, the network off, in a real browser."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+ROOT = Path(__file__).parents[2]
+# sphinx-book-theme 1.2 says this on each page it opens; it then does what was asked.
+THEME_NOISE = "Got invalid theme mode"
+# What the theme's own header, sidebar and bibliography do, in its default state.
+THEME_VIOLATIONS = {
+    "aria-allowed-role",
+    "label-content-name-mismatch",
+    "region",
+    "aria-deprecated-role",
+    "aria-required-children",
+}
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+
+def unexpected(errors):
+    return [e for e in errors if THEME_NOISE not in e]
+
+
+def test_loads_clean_and_alone(open_page, page_name):
+    """No console error, no request to another host (pytti-book, lecture-python-advanced #32)."""
+    page = open_page(page_name)
+    page.wait_for_load_state("networkidle")
+    assert not unexpected(page.errors), f"{page_name}: {page.errors}"
+    assert not page.outside, f"{page_name} asks other hosts: {page.outside}"
+
+
+def formulas(path):
+    text = "\n\n".join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown")
+    text = re.sub(r"`[^`\n]+`", "", re.sub(r"```.*?```", "", text, flags=re.S))
+    blocks = re.findall(r"\$\$.+?\$\$", text, flags=re.S)
+    inline = re.findall(r"\$[^$]+\$", re.sub(r"\$\$.+?\$\$", "", text, flags=re.S))
+    return len(blocks) + len(inline)
+
+
+def test_formulas_are_rendered(open_page, notebook):
+    """jupyter-book #12, #1181: as many as the source has, none broken, none left as text."""
+    page = open_page(notebook.stem)
+    shown = page.locator("article mjx-container").count()
+    assert shown == formulas(notebook), f"{notebook.name}: {shown} of {formulas(notebook)} formulas"
+    assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    text = page.locator("article p, article li, article td").all_inner_texts()
+    assert not [t for t in text if "$" in t or "\\frac" in t]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible(open_page, page_name, scheme):
+    """data-8/textbook #207: axe finds nothing beyond the theme's own list."""
+    page = open_page(page_name, color_scheme=scheme)
+    # the dark theme differs in its colours alone
+    options = {"runOnly": ["color-contrast"]} if scheme == "dark" else None
+    violations = Axe().run(page, options=options).response["violations"]
+    found = [v for v in violations if v["id"] not in THEME_VIOLATIONS]
+    short = [(v["id"], [n["html"][:90] for n in v["nodes"][:3]]) for v in found]
+    assert not short, f"{page_name} ({scheme}): {short}"
+
+
+def test_fits_a_phone(open_page, page_name):
+    page = open_page(page_name, **PHONE)
+    wide = page.evaluate(
+        """() => [...document.querySelectorAll('article *')].filter(e => {
+             if (e.getBoundingClientRect().right <= innerWidth + 1) return false;
+             for (let p = e; p; p = p.parentElement)
+               if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return false;
+             return true; }).map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert not wide, f"{page_name}: wider than 360 pixels: {wide[:3]}"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_long_formulas_can_be_scrolled_to_both_ends(open_page, notebook):
+    page = open_page(notebook.stem, **PHONE)
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll('article mjx-container[display=true]')].filter(e => {
+             const inner = e.querySelector('mjx-math').getBoundingClientRect();
+             let box = e; while (getComputedStyle(box).overflowX != 'auto') box = box.parentElement;
+             const left = box.getBoundingClientRect().left - box.scrollLeft;
+             return inner.left < left - 1 || inner.right - left > box.scrollWidth + 1;
+           }).map(e => e.textContent.slice(0, 60))"""
+    )
+    assert not cut, f"{notebook.name}: formulas cut off at an end: {cut}"
+
+
+def test_figures_have_real_alternative_text(open_page, page_name):
+    page = open_page(page_name)
+    images = page.locator("article img")
+    for i in range(images.count()):
+        alt = images.nth(i).get_attribute("alt") or ""
+        assert len(alt) > 25 and not re.search(r"\.(png|svg|jpg)|/", alt), (
+            f"{page_name}: alt {alt!r}"
+        )
+
+
+def state(player):
+    return player.locator("output").inner_text(), player.locator("img").get_attribute("src")
+
+
+@pytest.mark.parametrize("how", ["mouse", "touch", "keyboard"])
+def test_player_moves(open_page, chapter, how):
+    """jupyter-book #1991: an interactive figure that is dead on the static page."""
+    page = open_page(chapter, **(PHONE if how == "touch" else {}))
+    player = page.locator(".player[data-on]").first
+    slider = player.locator("input[type=range]")
+    slider.scroll_into_view_if_needed()
+    before = state(player)
+    box = slider.bounding_box()
+    assert box["height"] >= 24, "too small to touch"
+    end = {"x": box["width"] - 3, "y": box["height"] / 2}
+    if how == "mouse":
+        slider.click(position=end)
+    elif how == "touch":
+        slider.tap(position=end)
+    else:
+        slider.focus()
+        page.keyboard.press("End")
+    label, image = state(player)
+    assert label != before[0] and image != before[1]
+    assert slider.input_value() == slider.get_attribute("max")
+    assert slider.get_attribute("aria-valuetext") == label
+    slider.focus()
+    page.keyboard.press("Home")
+    assert state(player) == before
+
+
+def test_player_plays_and_pauses(open_page, chapter):
+    page = open_page(chapter)
+    player = page.locator(".player[data-on]").first
+    button = player.locator("button")
+    before = state(player)
+    button.click()
+    page.wait_for_function(
+        "before => document.querySelector('.player output').textContent != before", arg=before[0]
+    )
+    button.click()
+    stopped = state(player)
+    page.wait_for_timeout(1200)
+    assert state(player) == stopped and button.inner_text() == "Play"
+
+
+def test_without_javascript_a_still_and_the_text_stand_there(open_page, chapter):
+    page = open_page(chapter, java_script_enabled=False)
+    player = page.locator(".player").first
+    assert player.locator("img").is_visible() and not player.locator("button").is_visible()
+    assert page.get_by_role("heading", name="Sources and claims").is_visible()
+    assert page.locator("details pre").first.is_hidden()
+
+
+def test_a_broken_figure_does_not_stop_the_page(open_page, chapter):
+    """lecture-python-advanced.myst #32: a widget's script error left the rest unrendered."""
+    page = open_page(chapter)
+    page.add_init_script("JSON.parse = () => { throw new Error('broken on purpose') }")
+    page.reload()
+    page.evaluate("MathJax.startup.promise")
+    assert any("broken on purpose" in e for e in page.errors)
+    assert page.locator("article mjx-container").count() > 0
+    assert page.locator(".player img").first.is_visible()
+
+
+def test_solutions_open(open_page, notebook):
+    page = open_page(notebook.stem)
+    first = page.locator("details").first
+    first.locator("summary").click()
+    assert first.locator("pre").is_visible()
+
+
+def test_search_finds_a_chapter(open_page, site):
+    page = open_page("../search")
+    page.goto((site / "search.html").as_uri() + "?q=roofline")
+    page.wait_for_selector("#search-results li a")
+    hrefs = [a.get_attribute("href") for a in page.locator("#search-results li a").all()]
+    assert any("ch02_kv_cache" in h for h in hrefs), hrefs
+
+
+def test_buttons_lead_to_this_notebook(open_page, notebook):
+    """Neuromatch #81, quantecon-book-theme #336: launch buttons that open another file, or none."""
+    page = open_page(notebook.stem)
+    links = {
+        a.get_attribute("href") or ""
+        for a in page.locator("header a, .article-header-buttons a").all()
+    }
+    path = notebook.relative_to(ROOT).as_posix()
+    colab = [x for x in links if x.startswith("https://colab.research.google.com/github/")]
+    assert len(colab) == 1 and colab[0].endswith(f"/blob/main/{path}"), colab
+    assert any(x.endswith(f"/edit/main/{path}") for x in links), "no edit button"
+    assert any(x.endswith(f"_sources/{path}") for x in links), "no download button"
+
+
+def test_weight(site, page_name):
+    size = (site / "book" / f"{page_name}.html").stat().st_size
+    assert size <= 1_500_000, f"{page_name} weighs {size:,} bytes"

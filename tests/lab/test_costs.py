@@ -1,0 +1,91 @@
+"""The price formulas, against real tensors, PyTorch's own FLOP counter, and figures worked out by hand."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpt2_to_k3.lab import costs
+from gpt2_to_k3.models import GPT2, GPT2Config
+
+SMALL = GPT2Config(vocab_size=101, n_ctx=40, n_embd=30, n_layer=3, n_head=5)
+
+
+def flops(step):
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("new, past", [(1, 0), (7, 0), (1, 12), (5, 11)])
+def test_flops_are_those_that_pytorch_counts(new, past):
+    model, cache = GPT2(SMALL), None
+    if past:
+        cache = model.init_cache(1)
+        with torch.no_grad():
+            model(torch.zeros(1, past, dtype=torch.int64), cache)
+    tokens = torch.zeros(1, new, dtype=torch.int64)
+    counted = flops(lambda: model(tokens, cache))
+    assert counted == costs.forward_flops(SMALL, new, past, heads=new)
+
+
+def test_one_head_is_what_generation_computes():
+    model, tokens = GPT2(SMALL), torch.zeros(1, 9, dtype=torch.int64)
+    counted = flops(lambda: model.generate(tokens, 1, use_cache=False))
+    assert counted == costs.forward_flops(SMALL, new=9, heads=1)
+
+
+def test_cache_bytes_are_those_of_a_real_cache():
+    cache = GPT2(SMALL).half().init_cache(batch_size=3, capacity=17)
+    assert sum(c.nbytes for c in cache) == 3 * 17 * costs.kv_bytes_per_token(SMALL)
+
+
+def test_weights_are_those_of_the_model_less_vectors_and_positions():
+    model = GPT2(SMALL)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert costs.matmul_weights(SMALL) == matrices - model.wpe.weight.numel()
+
+
+def test_gpt2_small_by_hand():
+    gpt2 = GPT2Config.gpt2()
+    assert costs.kv_bytes_per_token(gpt2) == 36_864
+    assert costs.matmul_weights(gpt2) == 123_532_032
+    vectors = GPT2(
+        SMALL
+    ).num_parameters()  # a real model of another size: vectors and rows are left out
+    assert vectors > costs.matmul_weights(SMALL)
+
+
+def test_reads_share_weights_over_a_batch_but_not_caches():
+    one, many = (costs.decode_read_bytes(SMALL, 10, batch=b) for b in (1, 5))
+    weights = 2 * costs.matmul_weights(SMALL)
+    assert many - weights == 5 * (one - weights) and one > weights
+
+
+@pytest.mark.parametrize(
+    "spare, batch", [(-1, 0), (0, 0), (1_799_999, 0), (1_800_000, 1), (5_400_001, 3)]
+)
+def test_largest_batch_fills_memory_and_no_more(spare, batch):
+    config = GPT2Config(vocab_size=2, n_ctx=1, n_embd=30, n_layer=3, n_head=1)
+    tokens = 1_800_000 // costs.kv_bytes_per_token(config)
+    assert costs.largest_batch(config, tokens, 2 * costs.matmul_weights(config) + spare) == batch
+
+
+def test_roofline_is_the_slower_of_reading_and_computing():
+    device = costs.Device("d", read_bytes_per_second=10, flops_per_second=100, memory_bytes=0)
+    assert costs.roofline_seconds(20, 100, device) == 2
+    assert costs.roofline_seconds(20, 1000, device) == 10
+
+
+def test_h200_comes_from_its_record():
+    device = costs.Device.h200()
+    assert "H200" in device.name and 3e12 < device.read_bytes_per_second < 4.8e12
+    assert 4e14 < device.flops_per_second < 1e15
+
+
+def test_ladder_costs_agree_with_the_functions_behind_them():
+    before, after = costs.LADDER["no cache"], costs.LADDER["kv cache"]
+    for tokens in costs.CONTEXTS:
+        assert before.state_bytes(SMALL, tokens) == 0
+        assert after.state_bytes(SMALL, tokens) == tokens * 2 * 3 * 30 * 2
+        assert after.read_bytes(SMALL, tokens) - before.read_bytes(SMALL, tokens) == tokens * 360
+        assert before.flops(SMALL, tokens) > after.flops(SMALL, tokens) * tokens / 2
