@@ -10,9 +10,9 @@ import argparse
 import dataclasses
 
 import torch
-from record import median_seconds, write
+from record import write
 
-from gpt2_to_k3.lab import pick_device
+from gpt2_to_k3.lab import pick_device, side_by_side
 from gpt2_to_k3.models import GPT2, GPT2Config
 
 SEED = 0
@@ -39,11 +39,11 @@ def decode_seconds(model, context, device, use_cache):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        seconds = median_seconds(graph.replay, device)
+        seconds = side_by_side({"step": graph.replay}, rounds=9, inner=10, device=device)["step"]
         del graph
         torch.cuda.empty_cache()
         return seconds
-    return median_seconds(step, device, rounds=3, inner=1)
+    return side_by_side({"step": step}, rounds=3)["step"]
 
 
 @torch.no_grad()

@@ -29,21 +29,3 @@ def write(path, device, seed, result):
     }
     Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path}")
-
-
-def median_seconds(step, device, rounds=9, inner=10):
-    """Median over `rounds` of the mean time of `inner` calls, after three calls that are not counted."""
-    from time import perf_counter
-
-    sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    for _ in range(3):
-        step()
-    times = []
-    for _ in range(rounds):
-        sync()
-        start = perf_counter()
-        for _ in range(inner):
-            step()
-        sync()
-        times.append((perf_counter() - start) / inner)
-    return sorted(times)[rounds // 2]

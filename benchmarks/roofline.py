@@ -6,23 +6,27 @@ usage: python benchmarks/roofline.py [--save FILE]
 import argparse
 
 import torch
-from record import median_seconds, write
+from record import write
 
-from gpt2_to_k3.lab import pick_device
+from gpt2_to_k3.lab import pick_device, side_by_side
 
 SEED = 0
+
+
+def seconds(step, device):
+    return side_by_side({"step": step}, rounds=9, inner=10, device=device)["step"]
 
 
 def read_bandwidth(device, numbers):
     """Bytes per second of a sum over `numbers` float32 values: reads everything, writes almost nothing."""
     x = torch.rand(numbers, device=device)
-    return x.nbytes / median_seconds(lambda: x.sum(), device)
+    return x.nbytes / seconds(lambda: x.sum(), device)
 
 
 def matmul_flops(device, n):
     """FLOPs per second of an [n, n] x [n, n] product in bfloat16."""
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * n**3 / median_seconds(lambda: a @ b, device)
+    return 2 * n**3 / seconds(lambda: a @ b, device)
 
 
 def main():

@@ -116,3 +116,11 @@ def test_every_public_name_is_exported_and_has_a_docstring():
         floor = getattr(gpt2_to_k3, name)
         for public in floor.__all__:
             assert getattr(floor, public).__doc__, f"{name}.{public}"
+
+
+def test_one_place_asks_which_devices_there_are():
+    """LLMs-from-scratch #1073, #820: every file with its own selector, each a little different."""
+    root = Path(__file__).parents[1]
+    files = [*root.glob("src/**/*.py"), *root.glob("benchmarks/*.py"), *root.glob("book/*.ipynb")]
+    asking = {f.name for f in files if "is_available(" in f.read_text(encoding="utf-8")}
+    assert asking == {"device.py"}

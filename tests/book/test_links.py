@@ -37,7 +37,8 @@ def test_local_links_resolve(site, pages):
             elif parts.fragment and target in pages:
                 if not pages[target].find(attrs={"id": unquote(parts.fragment)}):
                     broken.append(f"{file.relative_to(site)}: no anchor {link}: mend the link")
-    assert not broken, "\n".join(broken)
+    if broken:
+        pytest.fail("\n".join(broken), pytrace=False)
 
 
 def test_nothing_is_loaded_from_elsewhere(site, pages):

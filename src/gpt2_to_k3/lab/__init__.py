@@ -2,5 +2,6 @@
 
 from .device import pick_device
 from .records import load_data, load_record
+from .timing import side_by_side
 
-__all__ = ["load_data", "load_record", "pick_device"]
+__all__ = ["load_data", "load_record", "pick_device", "side_by_side"]
