@@ -15,7 +15,7 @@ def softmax_attention(q, k, v, *, scale=None, causal=True, window=None):
     Dtype: computed in float32 (float64 for float64 inputs), o in v's dtype.
     Errors: ValueError for shapes, dtypes or devices that do not match, for window < 1, and for a
     window with causal=False.
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1; window: Beltagy et al. 2020
+    Source: equation (1.2); Vaswani et al. 2017 (arXiv 1706.03762), equation 1; window: Beltagy et al. 2020
     (arXiv 2004.05150), section 3.1, its causal half.
     """
     dtype = compute_dtype(q=q, k=k, v=v)
