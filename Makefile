@@ -20,7 +20,8 @@ STAMP := _build/sources-$(shell cat $(SOURCES) | cksum | tr ' ' '-')
 book: export GPT2_TO_K3_SITE := .
 book: .venv/installed $(STAMP)
 	$(BIN)/python tools/execute.py
-	$(BIN)/jupyter-book build . -W -n --keep-going -q
+	@# after a failed build sphinx would find nothing to do and pass
+	$(BIN)/jupyter-book build . -W -n --keep-going -q || { rm -rf _build/html _build/.doctrees; exit 1; }
 	@echo "Built. Open _build/html/index.html, or run: make serve"
 
 test: book

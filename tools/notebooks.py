@@ -27,12 +27,13 @@ def setup_cell():
         "url"
     ]
     return (
-        "# Setup, the same in every chapter: installs the course's library where it is missing (Colab),\n"
-        "# and nothing else, so that the packages already loaded stay as they are.\n"
+        "# Setup, the same in every chapter: installs the course's library where it\n"
+        "# is missing (Colab), and nothing else: loaded packages stay as they are.\n"
         "import importlib.util\n"
         "\n"
         'if importlib.util.find_spec("gpt2_to_k3") is None:\n'
-        f"    %pip install --quiet --no-deps {repository}/archive/refs/tags/v{version()}.zip"
+        f'    repository = "{repository}"\n'
+        f"    %pip install --quiet --no-deps {{repository}}/archive/refs/tags/v{version()}.zip"
     )
 
 
@@ -42,7 +43,7 @@ def normal(nb):
     if first is None or not first.source.startswith("# Setup"):
         first = nbformat.v4.new_code_cell(id="setup")
         nb.cells.insert(1, first)
-    first.source = setup_cell()
+    first.source, first.metadata = setup_cell(), {"tags": ["hide-input"]}
     for cell in nb.cells:
         cell.metadata = {k: v for k, v in cell.metadata.items() if k in KEPT_METADATA and v}
         if cell.cell_type != "code":

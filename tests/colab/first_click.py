@@ -29,7 +29,7 @@ def main(repository, archive):
     with open(f"{repository}/book/ch00_the_number.ipynb", encoding="utf-8") as file:
         cells = json.load(file)["cells"]
     setup = "".join(next(c["source"] for c in cells if c["cell_type"] == "code"))
-    local, replaced = re.subn(r"https://\S+/archive/\S+\.zip", archive, setup)
+    local, replaced = re.subn(r"\{repository\}/archive/\S+\.zip", archive, setup)
     assert replaced == 1, "the setup cell does not install a release archive"
     manager, client = start_new_kernel()
     try:

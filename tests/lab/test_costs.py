@@ -25,13 +25,13 @@ def test_flops_are_those_that_pytorch_counts(new, past):
             model(torch.zeros(1, past, dtype=torch.int64), cache)
     tokens = torch.zeros(1, new, dtype=torch.int64)
     counted = flops(lambda: model(tokens, cache))
-    assert counted == costs.forward_flops(SMALL, new, past, heads=new)
+    assert counted == costs.forward_flops(SMALL, new, past, logit_rows=new)
 
 
-def test_one_head_is_what_generation_computes():
+def test_generation_computes_one_row_of_logits():
     model, tokens = GPT2(SMALL), torch.zeros(1, 9, dtype=torch.int64)
     counted = flops(lambda: model.generate(tokens, 1, use_cache=False))
-    assert counted == costs.forward_flops(SMALL, new=9, heads=1)
+    assert counted == costs.forward_flops(SMALL, new=9, logit_rows=1)
 
 
 def test_cache_bytes_are_those_of_a_real_cache():

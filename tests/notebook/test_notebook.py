@@ -73,7 +73,7 @@ def test_a_start_outside_the_frames_is_refused():
 def test_source_is_the_librarys_own_with_a_link_to_its_page(monkeypatch):
     monkeypatch.setenv("GPT2_TO_K3_SITE", "SITE")
     shown = nb.show_source(softmax_attention).data
-    assert "def softmax_attention(q, k, v, *, scale=None" in shown
+    assert "def softmax_attention(q, k, v, *, scale=None" in shown and '"""' not in shown
     assert 'href="SITE/api.html#gpt2_to_k3.ops.softmax_attention"' in shown
     assert "#gpt2_to_k3.layers.KVCache.append" in nb.show_source(KVCache.append).data
     assert "#gpt2_to_k3.models.gpt2.Block" in nb.show_source(Block).data

@@ -224,5 +224,5 @@ def test_a_repository_is_fetched_without_its_other_files(folder, tokens, monkeyp
 def test_a_missing_optional_package_comes_with_the_command(package, monkeypatch):
     for name in (package, f"{package}.torch"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf'{package}: pip install "gpt2-to-k3\[weights\]"'):
+    with pytest.raises(ImportError, match=rf"{package}: pip install safetensors"):
         GPT2.from_pretrained("owner/name")

@@ -22,15 +22,16 @@ def kv_bytes_per_token(config, number_bytes=2):
     return 2 * config.n_layer * config.n_embd * number_bytes
 
 
-def forward_flops(config, new, past=0, heads=1):
-    """FLOPs of `new` positions through the blocks with `past` cached ones, and `heads` positions through the head.
+def forward_flops(config, new, past=0, logit_rows=1):
+    """FLOPs of `new` positions through the blocks with `past` cached ones,
+    and `logit_rows` through the output layer.
 
     Attention is counted as the plain form computes it: a full rectangle of scores, masked half included.
     """
     blocks = 2 * new * config.n_layer * 12 * config.n_embd**2
     attention = 4 * new * (past + new) * config.n_embd * config.n_layer
-    head = 2 * heads * config.vocab_size * config.n_embd
-    return blocks + attention + head
+    output = 2 * logit_rows * config.vocab_size * config.n_embd
+    return blocks + attention + output
 
 
 def decode_read_bytes(config, tokens, batch=1, number_bytes=2):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 _FILES = ["config.json", "model.safetensors"]
-_INSTALL = 'from_pretrained needs {}: pip install "gpt2-to-k3[weights]"'
+_INSTALL = "from_pretrained needs {}: pip install safetensors huggingface_hub"
 # Our field: theirs. Theirs for the context is n_positions; n_ctx is an older copy of it.
 _SIZES = {
     "vocab_size": "vocab_size",

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import re
 from importlib import metadata
 
 from IPython.display import Markdown
@@ -19,6 +20,8 @@ def _site():
 def show_source(thing):
     """Source of a function, method or class of this package, with a link to its API page.
 
+    Docstrings are left out: they are what the API page shows.
+
     Raises:
         ValueError: ``thing`` is not part of gpt2_to_k3.
     """
@@ -29,5 +32,6 @@ def show_source(thing):
     exported = thing.__qualname__.split(".")[0] in floor.__all__
     name = f"{(floor if exported else module).__name__}.{thing.__qualname__}"
     code = inspect.cleandoc("\n" + inspect.getsource(thing))
+    code = re.sub(r'^ *""".*?"""\n\n?', "", code, flags=re.S | re.M)
     link = f'<a href="{_site()}/api.html#{name}">{name}</a>'
     return Markdown(f"```python\n{code}\n```\nFrom the library: {link}")

@@ -46,7 +46,7 @@ class Table:
         head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in self.headers)
         body = ""
         for first, *rest in self.rows:
-            cells = "".join(f"<td>{html.escape(c)}</td>" for c in rest)
+            cells = "".join(f'<td style="white-space:nowrap">{html.escape(c)}</td>' for c in rest)
             body += f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>\n'
         # Wide tables scroll by themselves instead of pushing the page; tabindex lets the keyboard do it.
         return (
@@ -82,7 +82,7 @@ def ladder(upto=None, config=None):
         if key == upto:
             break
     return Table(
-        ["stage: what is stored", "tokens", "kept", "read per token", "computed per token"],
+        ["stage: what is stored", "tokens", "kept", "weights and cache read", "computed"],
         rows,
-        "The ladder: decoding one more token, GPT-2 small's shape, 16-bit numbers, batch 1",
+        "The ladder: one more token, GPT-2 small's shape, 16 bits, batch 1 (activations not counted)",
     )
