@@ -68,6 +68,12 @@ def main():
         for context in contexts if use_cache else [c for c in contexts if c <= 16_384]:
             result[key].append(decode_seconds(model, context, device, use_cache))
             print(f"{key} at {context}: {result[key][-1] * 1e3:.3f} ms", flush=True)
+    # A short context with a cache, at several depths: what does a layer cost by itself?
+    result["depths"], result["depth_seconds"] = [1, 6, 12, 24], []
+    for n_layer in result["depths"]:
+        model = GPT2(dataclasses.replace(config, n_layer=n_layer)).to(device)
+        result["depth_seconds"].append(decode_seconds(model, contexts[0], device, use_cache=True))
+        print(f"{n_layer} layers at {contexts[0]}: {result['depth_seconds'][-1] * 1e3:.3f} ms")
     if save:
         write(save, device, SEED, result)
 
