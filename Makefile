@@ -45,11 +45,12 @@ notebooks: .venv/installed
 	$(BIN)/python tools/notebooks.py book/*.ipynb
 
 lock:
-	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	rm -rf build/lock && mkdir -p build && $(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --upgrade pip
 	grep '^torch==' requirements.txt > build/torch.txt    # move torch by hand: its builds differ by platform
 	build/lock/bin/pip install -c build/torch.txt --group book --group test ".[notebook,weights]"
-	( head -1 requirements.txt; build/lock/bin/pip freeze --exclude gpt2-to-k3 ) > build/requirements.txt
+	( head -1 requirements.txt; build/lock/bin/pip freeze --exclude gpt2-to-k3 | \
+	  sed -e 's/^\(torch==[0-9.]*\).*/\1/' -e "s/^mlx.*/& ; sys_platform == 'linux'/" ) > build/requirements.txt
 	mv build/requirements.txt requirements.txt
 
 clean:

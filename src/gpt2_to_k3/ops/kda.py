@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ._check import check_shape, full_precision, prepare
+from ._check import check_float, check_shape, compute_dtype, full_precision, prepare
 from ._chunk import from_chunks, halves, inverse_low, merge, solve_chunks, to_chunks
 
 
@@ -94,16 +94,18 @@ def kda_log_decay(z, A_log, dt_bias, lower_bound=None):
     function, not a clamp: every decay stays above e^lower_bound.
     Shapes: z [B, T, H, K], A_log [H], dt_bias [H * K] -> g [B, T, H, K].
     Units: g is a natural logarithm, <= 0. Dtype: float32 (float64 for float64 z) whatever z's.
-    Errors: ValueError for shapes, or a lower_bound that is not negative.
+    Errors: ValueError for shapes, dtypes, devices, or a lower_bound that is not negative.
     Source: Kimi Linear, equation 10 and `fla/layers/kda.py`; Kimi K3 (arXiv 2607.24653), equation 3.
     """
+    dtype = compute_dtype(z=z)
+    check_float("A_log", A_log, z, "z")
+    check_float("dt_bias", dt_bias, z, "z")
     check_shape("z", z, "B, T, H, K", (None,) * 4)
     H, K = z.shape[2:]
     check_shape("A_log", A_log, "H", (H,), "z", z)
     check_shape("dt_bias", dt_bias, "H * K", (H * K,), "z", z)
     if lower_bound is not None and not lower_bound < 0:
         raise ValueError(f"lower_bound must be negative or None, got {lower_bound!r}")
-    dtype = torch.promote_types(z.dtype, torch.float32)
     rate = A_log.to(dtype).exp()[:, None]
     z = z.to(dtype) + dt_bias.to(dtype).view(H, K)
     if lower_bound is None:

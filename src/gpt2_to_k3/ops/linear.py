@@ -76,17 +76,27 @@ def chunk_linear_attention(
         return from_chunks(o, T, chunk_size).to(v.dtype), (sums[:, :, -1], counts[:, :, -1])
 
 
-def _divide(read, weight):
-    # Where every weight has underflowed to 0 so has the read: 0 / tiny = 0 instead of 0 / 0.
-    return read / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+def _divide(x, by):
+    # Where every weight has underflowed to 0 so has what they weigh: 0 / 1 instead of 0 / 0. Dividing
+    # by a tiny number would give 0 as well, but with a gradient of inf * 0 = NaN.
+    return x / by.masked_fill(by < torch.finfo(by.dtype).tiny, 1.0)
 
 
 def _prepare(q, k, v, scale, initial_state, normalize, chunk_size=1):
-    S, z = (None, None) if initial_state is None else initial_state
-    rows = prepare(q, k, v, scale=scale, state=S, chunk_size=chunk_size)
+    if initial_state is None:
+        initial_state = (None, None)
+    if not isinstance(initial_state, (tuple, list)) or len(initial_state) != 2:
+        got = type(initial_state).__name__
+        raise ValueError(f"initial_state must be the pair (S, z) or None, got {got}")
+    S, z = initial_state
+    scale = 1.0 if normalize else scale
+    scaled_q, k_, v_, _, _, S = prepare(q, k, v, scale=scale, state=S, chunk_size=chunk_size)
     if normalize:
         for name, x in (("q", q), ("k", k)):
             check_values(name, x, lambda x: x >= 0, "a feature >= 0 where normalize=True")
+        # The quotient does not feel q's size: with 1 as its largest feature, products of two small
+        # features do not underflow.
+        scaled_q = _divide(scaled_q, scaled_q.detach().amax(-1, keepdim=True))
     B, _, H, K = q.shape
-    z = prepare_state(z, (B, H, K), q, rows[-1].dtype, "initial_state[1]", "B, H, K")
-    return *rows[:3], rows[-1], z
+    z = prepare_state(z, (B, H, K), q, S.dtype, "initial_state[1]", "B, H, K")
+    return scaled_q, k_, v_, S, z
