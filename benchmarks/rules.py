@@ -1,21 +1,20 @@
 """Time and memory of the rules: chunk form against recurrence, against FLA and against softmax attention.
 
 On a CPU one thread is pinned and FLA's plain PyTorch forms are the rivals; on a GPU they are its
-Triton kernels (bfloat16), and the chunk form runs in float32 and TF32, eager and compiled. All
+Triton kernels (bfloat16), and the chunk form runs in float32 and TF32 (--compile: compiled as well). All
 forms of a row take turns in one run; the table gives medians and the sizes they belong to.
 
-usage: python benchmarks/rules.py [--quick] [--save FILE]
+usage: python benchmarks/rules.py [--quick] [--compile] [--save FILE]
 """
 
 import argparse
 import functools
-import re
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from peers import fla_naive
 from record import write
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from gpt2_to_k3 import ops
 from gpt2_to_k3.lab import pick_device, side_by_side
@@ -97,7 +96,7 @@ def backward(form, x):
 
 
 def peak_bytes(step, device):
-    """Bytes that one call of `step` takes at its highest beyond what was held before (Linux or CUDA)."""
+    """Bytes of tensors that one call of `step` holds at its highest, beyond what was held before."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -105,13 +104,12 @@ def peak_bytes(step, device):
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return None
-    reset.write_text("5", encoding="utf-8")  # the high-water mark starts again at what is held now
-    step()
-    kilobytes = dict(re.findall(r"(VmHWM|VmRSS):\s+(\d+)", status.read_text(encoding="utf-8")))
-    return (int(kilobytes["VmHWM"]) - int(kilobytes["VmRSS"])) * 1024
+    tracker = (
+        MemTracker()
+    )  # counts tensors: the process keeps freed memory, so its size says little
+    with tracker:
+        step()
+    return tracker.get_tracker_snapshot("peak")[device]["Total"]
 
 
 def measure(rule, forms, sizes, device, rounds):
@@ -182,17 +180,18 @@ def error(form, dtype, sizes, device):
     return ((o - exact).norm() / exact.norm()).item()
 
 
-def gpu():
+def gpu(compile_too):
     device, rows = torch.device("cuda"), []
     f32, bf16 = torch.float32, torch.bfloat16
-    compiled = torch.compile(ops.chunk_kda)
     forms = {
         "chunk": (ops.chunk_kda, f32),
         "chunk TF32": (with_precision("high", ops.chunk_kda), f32),
-        "chunk TF32 compiled": (with_precision("high", compiled), f32),
         "chunk bf16 in": (with_precision("high", ops.chunk_kda), bf16),
         "FLA kernel": (fla_gpu("KDA"), bf16),
     }
+    if compile_too:
+        compiled = torch.compile(ops.chunk_kda)
+        forms["chunk TF32 compiled"] = (with_precision("high", compiled), f32)
     for T in (4096, 16_384):
         sizes = {"B": 1, "T": T, "H": 16, "K": 128}
         errors = {}
@@ -208,11 +207,12 @@ def gpu():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two lengths, under two minutes")
+    parser.add_argument("--compile", action="store_true", help="on a GPU: compiled as well")
     parser.add_argument("--save")
     arguments = parser.parse_args()
     device = pick_device()
     torch.manual_seed(SEED)
-    rows = gpu() if device.type == "cuda" else cpu(arguments.quick)
+    rows = gpu(arguments.compile) if device.type == "cuda" else cpu(arguments.quick)
     if arguments.save:
         write(arguments.save, device, SEED, {"rows": rows})
 
