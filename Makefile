@@ -34,7 +34,7 @@ test: book
 serve:
 	@test -f _build/html/index.html || { echo "No site yet: run 'make book' first."; exit 1; }
 	@echo "Serving on http://localhost:8000/book/index.html (stop with Ctrl-C)"
-	@$(PYTHON) -m webbrowser http://localhost:8000/book/index.html >/dev/null 2>&1 || true
+	@(sleep 1; $(PYTHON) -m webbrowser http://localhost:8000/book/index.html >/dev/null 2>&1) &
 	@$(PYTHON) -m http.server 8000 --bind 127.0.0.1 --directory _build/html
 
 colab: .venv-colab/installed

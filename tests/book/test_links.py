@@ -1,5 +1,6 @@
 """Every local link, image and anchor of the built site resolves."""
 
+import re
 import tomllib
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -62,6 +63,9 @@ def test_repository_address_stands_in_one_place(pages):
     assert project["urls"] == {"Repository": url, "Documentation": site_url}
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["repository-code"] == url
+    for text in ("README.md", "CONTRIBUTING.md", "book/index.md", "book/api.md"):
+        for link in re.findall(r"https://[^\s)`]+", (ROOT / text).read_text(encoding="utf-8")):
+            assert name not in link or link.startswith((url, site_url)), f"{text}: {link}"
     for soup in pages.values():
         for _, link in references(soup):
             if "github.com" in link and f"/{name}" in link:

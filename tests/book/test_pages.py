@@ -76,17 +76,25 @@ def test_fits_a_phone(open_page, page_name):
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_long_formulas_can_be_scrolled_to_both_ends(open_page, notebook):
+def test_long_formulas_scroll_from_their_beginning(open_page, notebook):
     page = open_page(notebook.stem, **PHONE)
     cut = page.evaluate(
-        """() => [...document.querySelectorAll('article mjx-container[display=true]')].filter(e => {
-             const inner = e.querySelector('mjx-math').getBoundingClientRect();
-             let box = e; while (getComputedStyle(box).overflowX != 'auto') box = box.parentElement;
-             const left = box.getBoundingClientRect().left - box.scrollLeft;
-             return inner.left < left - 1 || inner.right - left > box.scrollWidth + 1;
-           }).map(e => e.textContent.slice(0, 60))"""
+        """() => [...document.querySelectorAll('article div.math')].filter(box => {
+             const formula = box.querySelector('mjx-math').getBoundingClientRect();
+             const edge = box.getBoundingClientRect().left;
+             return formula.left < edge - 1 || formula.right - edge > box.scrollWidth + 1;
+           }).map(box => box.textContent.slice(0, 60))"""
     )
-    assert not cut, f"{notebook.name}: formulas cut off at an end: {cut}"
+    assert not cut, f"{notebook.name}: formulas cut off: {cut}: see book/static/style.css"
+
+
+def test_outputs_follow_the_dark_theme(open_page, page_name):
+    """sphinx-book-theme #743: output on a light card, its text in the dark theme's light colour."""
+    page = open_page(page_name, color_scheme="dark")
+    grounds = page.locator(".cell_output .text_html").evaluate_all(
+        "outputs => outputs.map(o => getComputedStyle(o).backgroundColor)"
+    )
+    assert set(grounds) <= {"rgba(0, 0, 0, 0)"}, f"{page_name}: {grounds}"
 
 
 def test_figures_have_real_alternative_text(open_page, page_name):
