@@ -1,14 +1,16 @@
 """Time and memory of the rules: chunk form against recurrence, against FLA and against softmax attention.
 
 On a CPU one thread is pinned and FLA's plain PyTorch forms are the rivals; on a GPU they are its
-Triton kernels (bfloat16), and the chunk form runs in float32 and TF32 (--compile: compiled as well). All
-forms of a row take turns in one run; the table gives medians and the sizes they belong to.
+Triton kernels (bfloat16), and the chunk form runs in float32, in TF32, and compiled. All forms of a
+row take turns in one run; the table gives medians and the sizes they belong to.
 
-usage: python benchmarks/rules.py [--quick] [--compile] [--save FILE]
+usage: python benchmarks/rules.py [--quick] [--save FILE]
 """
 
 import argparse
+import contextlib
 import functools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,17 @@ from gpt2_to_k3 import ops
 from gpt2_to_k3.lab import pick_device, side_by_side
 
 SEED = 0
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+class Form(NamedTuple):
+    """One way to compute a rule; `precision` is that of its float32 products ("high" is TF32)."""
+
+    call: callable
+    dtype: torch.dtype = F32
+    precision: str = "highest"
+
+
 CHUNK = {
     "linear attention": functools.partial(ops.chunk_linear_attention, normalize=False),
     "delta rule": ops.chunk_delta_rule,
@@ -85,14 +98,24 @@ def fla_gpu(rule):
     return functools.partial(kernels[rule], output_final_state=True)
 
 
+@contextlib.contextmanager
+def float32_products(precision):
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def forward(form, x):
-    with torch.no_grad():
-        return form(**x)
+    with float32_products(form.precision), torch.no_grad():
+        return form.call(**x)[0]
 
 
 def backward(form, x):
-    o = form(**x)[0]
-    torch.autograd.grad(o, list(x.values()), torch.ones_like(o), allow_unused=True)
+    with float32_products(form.precision):
+        o = form.call(**x)[0]
+        torch.autograd.grad(o, list(x.values()), torch.ones_like(o), allow_unused=True)
 
 
 def peak_bytes(step, device):
@@ -104,9 +127,7 @@ def peak_bytes(step, device):
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    tracker = (
-        MemTracker()
-    )  # counts tensors: the process keeps freed memory, so its size says little
+    tracker = MemTracker()  # of tensors: the process keeps freed memory, so its size says little
     with tracker:
         step()
     return tracker.get_tracker_snapshot("peak")[device]["Total"]
@@ -117,8 +138,8 @@ def measure(rule, forms, sizes, device, rounds):
     rows = []
     for direction, run in (("forward", forward), ("forward+backward", backward)):
         steps = {}
-        for name, (form, dtype) in forms.items():
-            x = inputs(rule, **sizes, device=device, dtype=dtype)
+        for name, form in forms.items():
+            x = inputs(rule, **sizes, device=device, dtype=form.dtype)
             steps[name] = functools.partial(run, form, x)
         seconds = side_by_side(steps, rounds=rounds, device=device)
         for name, step in steps.items():
@@ -131,75 +152,58 @@ def measure(rule, forms, sizes, device, rounds):
 
 def line(row, chunk_seconds):
     size = " ".join(f"{key}{row[key]}" for key in ("B", "H", "K", "T"))
-    peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.0f} MB"
     return (
         f"{row['rule']:17} {row['direction']:17} {size:20} {row['form']:20}"
-        f"{row['seconds'] * 1e3:10.2f} ms {row['seconds'] / chunk_seconds:8.2f} x chunk {peak}"
+        f"{row['seconds'] * 1e3:10.2f} ms {row['seconds'] / chunk_seconds:8.2f} x chunk"
+        f" {row['peak_bytes'] / 1e6:9.0f} MB"
     )
 
 
 def cpu(quick):
     torch.set_num_threads(1)
     device, rows = torch.device("cpu"), []
-    f32 = torch.float32
     for T in (512, 2048) if quick else (512, 1024, 2048, 4096, 8192, 16_384):
         for rule in CHUNK:
-            forms = {"chunk": (CHUNK[rule], f32), "softmax (SDPA)": (sdpa, f32)}
+            forms = {"chunk": Form(CHUNK[rule]), "softmax (SDPA)": Form(sdpa)}
             if T <= 4096:  # the others grow faster than T with a backward pass
-                forms |= {
-                    "recurrent": (RECURRENT[rule], f32),
-                    "FLA naive chunk": (fla_cpu(rule), f32),
-                }
+                forms["recurrent"] = Form(RECURRENT[rule])
+                forms["FLA naive chunk"] = Form(fla_cpu(rule))
             sizes = {"B": 1, "T": T, "H": 4, "K": 64}
             rows += measure(rule, forms, sizes, device, rounds=5 if T <= 2048 else 3)
     for H, K in ((1, 32), (4, 128)):  # the ratio depends on the size: say so
-        forms = {"chunk": (ops.chunk_kda, f32), "recurrent": (ops.recurrent_kda, f32)}
+        forms = {"chunk": Form(ops.chunk_kda), "recurrent": Form(ops.recurrent_kda)}
         rows += measure("KDA", forms, {"B": 1, "T": 2048, "H": H, "K": K}, device, rounds=5)
     return rows
 
 
-def with_precision(precision, form):
-    """`form` with float32 products in `precision`: "highest" (float32) or "high" (TF32)."""
-
-    def run(**x):
-        torch.set_float32_matmul_precision(precision)
-        try:
-            return form(**x)
-        finally:
-            torch.set_float32_matmul_precision("highest")
-
-    return run
-
-
-def error(form, dtype, sizes, device):
+def error(form, sizes, device):
     """Relative error of o against the float64 recurrence on the same (rounded) inputs."""
     torch.manual_seed(SEED)
-    x = {name: t.detach() for name, t in inputs("KDA", **sizes, device=device, dtype=dtype).items()}
-    o = form(**x)[0].double()
+    x = {n: t.detach() for n, t in inputs("KDA", **sizes, device=device, dtype=form.dtype).items()}
+    o = forward(form, x).double()
     exact = ops.recurrent_kda(**{name: t.double() for name, t in x.items()})[0]
     return ((o - exact).norm() / exact.norm()).item()
 
 
-def gpu(compile_too):
+def gpu():
     device, rows = torch.device("cuda"), []
-    f32, bf16 = torch.float32, torch.bfloat16
-    forms = {
-        "chunk": (ops.chunk_kda, f32),
-        "chunk TF32": (with_precision("high", ops.chunk_kda), f32),
-        "chunk bf16 in": (with_precision("high", ops.chunk_kda), bf16),
-        "FLA kernel": (fla_gpu("KDA"), bf16),
-    }
-    if compile_too:
-        compiled = torch.compile(ops.chunk_kda)
-        forms["chunk TF32 compiled"] = (with_precision("high", compiled), f32)
+    compiled = torch.compile(ops.chunk_kda, dynamic=False)
     for T in (4096, 16_384):
         sizes = {"B": 1, "T": T, "H": 16, "K": 128}
+        forms = {
+            "chunk": Form(ops.chunk_kda),
+            "chunk TF32": Form(ops.chunk_kda, F32, "high"),
+            "chunk bf16 in": Form(ops.chunk_kda, BF16, "high"),
+            "FLA kernel": Form(fla_gpu("KDA"), BF16),
+        }
+        if T == 16_384:  # compiling takes minutes and fits one length
+            forms["chunk TF32 compiled"] = Form(compiled, F32, "high")
         errors = {}
-        for name, (form, dtype) in forms.items():
-            errors[name] = error(form, dtype, sizes, device)
+        for name, form in forms.items():
+            errors[name] = error(form, sizes, device)
             print(f"T{T} {name}: relative error {errors[name]:.1e}", flush=True)
-        every = forms | {"softmax (SDPA)": (sdpa, bf16)}
-        new = measure("KDA", every, sizes, device, rounds=7)
+        forms["softmax (SDPA)"] = Form(sdpa, BF16)
+        new = measure("KDA", forms, sizes, device, rounds=7)
         rows += [row | {"error": errors.get(row["form"])} for row in new]
     return rows
 
@@ -207,12 +211,11 @@ def gpu(compile_too):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two lengths, under two minutes")
-    parser.add_argument("--compile", action="store_true", help="on a GPU: compiled as well")
     parser.add_argument("--save")
     arguments = parser.parse_args()
     device = pick_device()
     torch.manual_seed(SEED)
-    rows = gpu(arguments.compile) if device.type == "cuda" else cpu(arguments.quick)
+    rows = gpu() if device.type == "cuda" else cpu(arguments.quick)
     if arguments.save:
         write(arguments.save, device, SEED, {"rows": rows})
 

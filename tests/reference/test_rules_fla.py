@@ -7,10 +7,10 @@ path. They compute in float32.
 import ast
 import sys
 from functools import partial
-from importlib import metadata, util
 
 import pytest
 import torch
+from peers import fla_file, fla_naive
 
 from gpt2_to_k3.ops import (
     chunk_delta_rule,
@@ -30,28 +30,16 @@ F32 = torch.float32
 SIZES = (2, 128, 3, 5, 7)  # B, T, H, K, V; some of theirs need T to be a multiple of the chunk
 
 
-def path(name):
-    try:
-        files = metadata.files("fla-core") or []
-    except metadata.PackageNotFoundError:
-        pytest.fail("fla-core is missing: pip install --no-deps fla-core==0.6.0 einops", False)
-    for file in files:
-        if file.as_posix() == f"fla/ops/{name}":
-            return file.locate()
-    pytest.fail(f"fla-core {metadata.version('fla-core')} has no fla/ops/{name}", pytrace=False)
-
-
 def load(name):
-    spec = util.spec_from_file_location("peer_" + name.replace("/", "_"), path(f"{name}/naive.py"))
-    module, before = util.module_from_spec(spec), set(sys.modules)
-    spec.loader.exec_module(module)
+    before = set(sys.modules)
+    module = fla_naive(name)
     assert not {"fla", "triton"} & (set(sys.modules) - before)
     return module
 
 
 def functions(name, *wanted):
     """Of a file that imports triton, these functions alone."""
-    tree = ast.parse(path(name).read_text(encoding="utf-8"))
+    tree = ast.parse(fla_file(name).read_text(encoding="utf-8"))
     tree.body = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name in wanted]
     scope = {"torch": torch, "F": torch.nn.functional}
     exec(compile(tree, name, "exec"), scope)

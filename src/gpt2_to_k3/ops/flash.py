@@ -6,7 +6,7 @@ from ._check import check_shape, compute_dtype, full_precision
 
 
 def merge_softmax(o_a, lse_a, o_b, lse_b):
-    """Softmax readings of two disjoint sets of keys become that of both: weights e^lse, normalised.
+    """Softmax readings of two disjoint sets of keys become that of both: weights e^lse, normalised (eq. 3.2).
 
     Shapes: o_a, o_b [..., V]; lse_a, lse_b [...], the logarithms of each side's sum of
     exponentials, -inf where it has no keys -> o [..., V], lse [...].
@@ -23,7 +23,7 @@ def merge_softmax(o_a, lse_a, o_b, lse_b):
 
 
 def flash_attention(q, k, v, *, scale=None, causal=True, block_q=64, block_k=64):
-    """softmax_attention tile by tile: each tile's scores are read and dropped, the rows merged.
+    """softmax_attention tile by tile: each tile's scores are read and dropped, the rows merged (eq. 3.2).
 
     Shapes, mask, dtypes and result are those of ops.softmax_attention. block_q, block_k: rows
     and columns of a tile, integers >= 1. A forward pass needs memory for one tile; under autograd
@@ -84,7 +84,7 @@ def tiles(Tq, Tk, causal, block_q, block_k):
 
 
 def flash_hbm_bytes(Tq, Tk, K, V, *, causal=True, block_q=64, block_k=64, number_bytes=2):
-    """Bytes that flash_attention moves per head between memory and chip: Q and O once, K and V per query block.
+    """Bytes that flash_attention moves per head between memory and chip: Q and O once, K and V per query block (eq. 3.3).
 
     With a chip memory of M numbers that holds the blocks, block_q grows like M / K, and the count
     like Tq Tk K^2 / M (FlashAttention, theorem 2). The paper's own loop, keys outside, reads Q
@@ -93,12 +93,12 @@ def flash_hbm_bytes(Tq, Tk, K, V, *, causal=True, block_q=64, block_k=64, number
     """
     moved = Tq * (K + V)
     for _, columns in tiles(Tq, Tk, causal, block_q, block_k):
-        moved += sum(min(block_k, Tk - j) for j in columns) * (K + V)
+        moved += min(len(columns) * block_k, Tk) * (K + V)
     return moved * number_bytes
 
 
 def standard_hbm_bytes(Tq, Tk, K, V, *, number_bytes=2):
-    """Bytes that the plain form moves per head: the inputs and o once, scores and weights out and in.
+    """Bytes that the plain form moves per head: the inputs and o once, scores and weights out and in (eq. 3.3).
 
     Q and K are read, S = Q K^T is written; S is read, the weights P are written; P and V are
     read, O is written: (Tq + Tk)(K + V) + 4 Tq Tk numbers.
