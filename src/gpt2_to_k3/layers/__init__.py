@@ -2,5 +2,21 @@
 
 from .attention import CausalSelfAttention
 from .cache import KVCache
+from .convolution import ShortConvolution
+from .delta_net import DeltaNet
+from .gated_delta_net import GatedDeltaNet
+from .kimi_delta_attention import KimiDeltaAttention
+from .norm import RMSNorm, l2norm
+from .state import RecurrentCache
 
-__all__ = ["CausalSelfAttention", "KVCache"]
+__all__ = [
+    "CausalSelfAttention",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "KVCache",
+    "KimiDeltaAttention",
+    "RMSNorm",
+    "RecurrentCache",
+    "ShortConvolution",
+    "l2norm",
+]
