@@ -4,10 +4,12 @@ from .checks import check
 from .diagrams import draw_passes
 from .figures import Player, Still, use_style
 from .live import live
+from .playground import MemoryPlayground
 from .source import show_source
 from .tables import Table, human, ladder
 
 __all__ = [
+    "MemoryPlayground",
     "Player",
     "Still",
     "Table",
