@@ -12,11 +12,12 @@ PAGES = sorted(p.stem for p in [*NOTEBOOKS, *(ROOT / "book").glob("*.md")])
 
 
 def pytest_generate_tests(metafunc):
-    """`notebook` runs over the chapters' files, `chapter` over their pages, `page_name` over all pages."""
+    """`notebook` runs over the notebooks' files, `page_with_player` and `page_name` over pages."""
     if "notebook" in metafunc.fixturenames:
         metafunc.parametrize("notebook", NOTEBOOKS, ids=[p.stem for p in NOTEBOOKS])
-    if "chapter" in metafunc.fixturenames:
-        metafunc.parametrize("chapter", [p.stem for p in NOTEBOOKS])
+    if "page_with_player" in metafunc.fixturenames:
+        players = [p.stem for p in NOTEBOOKS if "nb.Player(" in p.read_text(encoding="utf-8")]
+        metafunc.parametrize("page_with_player", players)
     if "page_name" in metafunc.fixturenames:
         metafunc.parametrize("page_name", PAGES)
 

@@ -6,7 +6,7 @@ are taken to stay on the chip. Numbers are stored in `number_bytes` bytes each (
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..models import GPT2Config
 from .records import load_record
@@ -38,6 +38,11 @@ def decode_read_bytes(config, tokens, batch=1, number_bytes=2):
     """Bytes read for one decode step with a cache: the weights once, each sequence's cache once (eq. 2.3)."""
     cache = batch * tokens * kv_bytes_per_token(config, number_bytes)
     return matmul_weights(config) * number_bytes + cache
+
+
+def state_numbers(config):
+    """Numbers in the states of all heads: a K x V matrix each, K = V = D / H, whatever the length (eq. 4.2)."""
+    return config.n_layer * config.n_embd**2 // config.n_head
 
 
 def largest_batch(config, tokens, memory_bytes, number_bytes=2):
@@ -82,6 +87,25 @@ class Rung:
     state_bytes: Callable[[GPT2Config, int], int]
     read_bytes: Callable[[GPT2Config, int], int]
     flops: Callable[[GPT2Config, int], int]
+    can: str
+
+
+def _fixed_state(name, stores, can, flops_per_number, extra=0):
+    """A stage whose heads keep a state in 32 bits, with `extra` numbers per head and channel beside it."""
+
+    def numbers(config):
+        return state_numbers(config) + extra * config.n_layer * config.n_embd
+
+    return Rung(
+        name=name,
+        stores=stores,
+        state_bytes=lambda config, tokens: 4 * numbers(config),
+        read_bytes=lambda config, tokens: decode_read_bytes(config, 0) + 4 * numbers(config),
+        flops=lambda config, tokens: (
+            2 * matmul_weights(config) + flops_per_number * numbers(config)
+        ),
+        can=can,
+    )
 
 
 LADDER = {
@@ -91,6 +115,7 @@ LADDER = {
         state_bytes=lambda config, tokens: 0,
         read_bytes=lambda config, tokens: decode_read_bytes(config, 0),
         flops=lambda config, tokens: forward_flops(config, new=tokens),
+        can="recalls every token, and computes all of them again",
     ),
     "kv cache": Rung(
         name="GPT-2 with a KV cache",
@@ -98,6 +123,30 @@ LADDER = {
         state_bytes=lambda config, tokens: tokens * kv_bytes_per_token(config),
         read_bytes=decode_read_bytes,
         flops=lambda config, tokens: forward_flops(config, new=1, past=tokens - 1),
+        can="recalls every token, but memory and reads grow with each",
     ),
 }
+LADDER["flash"] = replace(
+    LADDER["kv cache"],
+    name="FlashAttention with a KV cache",
+    can="the same, and long prompts without a matrix of scores",
+)
+# Per number of the state: a multiply-add to write k^T v, one to read q S; the delta rule reads k S as
+# well; a decay is one product more. The sum z of linear attention takes part in both like a column.
+LADDER["linear"] = _fixed_state(
+    "linear attention", "one matrix per head, and a sum of keys",
+    "does not grow, but memories overlap and none is removed", flops_per_number=4, extra=1,
+)  # fmt: skip
+LADDER["delta"] = _fixed_state(
+    "delta rule", "one matrix per head",
+    "overwrites what one key recalls, but nothing fades by itself", flops_per_number=6,
+)  # fmt: skip
+LADDER["gated delta"] = _fixed_state(
+    "gated delta rule", "one matrix per head",
+    "overwrites, and forgets the whole head at one rate", flops_per_number=7,
+)  # fmt: skip
+LADDER["kda"] = _fixed_state(
+    "Kimi Delta Attention", "one matrix per head",
+    "overwrites, and forgets each channel at its own rate", flops_per_number=7,
+)  # fmt: skip
 CONTEXTS = (4_096, 131_072, 1_048_576)

@@ -1,6 +1,7 @@
 """Tables that read the same on the page, in Colab and in a terminal, and the ladder."""
 
 import html
+import itertools
 
 from ..lab import costs
 from ..models import GPT2Config
@@ -22,7 +23,8 @@ class Table:
 
     Args:
         headers: column names.
-        rows: sequences of cells, as long as `headers`; cells are shown with str().
+        rows: sequences of cells, as long as `headers`; cells are shown with str(). Rows that follow
+            each other under one name share its cell.
         caption: what the table lists (shown above it, and read out first).
     """
 
@@ -45,9 +47,18 @@ class Table:
     def _repr_html_(self):
         head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in self.headers)
         body = ""
-        for first, *rest in self.rows:
-            cells = "".join(f'<td style="white-space:nowrap">{html.escape(c)}</td>' for c in rest)
-            body += f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>\n'
+        for first, group in itertools.groupby(self.rows, key=lambda row: row[0]):
+            group = list(group)
+            head_cell = (
+                f'<th scope="rowgroup" rowspan="{len(group)}">'
+                if len(group) > 1
+                else '<th scope="row">'
+            )
+            for i, row in enumerate(group):
+                cells = "".join(
+                    f'<td style="white-space:nowrap">{html.escape(c)}</td>' for c in row[1:]
+                )
+                body += f"<tr>{head_cell + html.escape(first) + '</th>' if i == 0 else ''}{cells}</tr>\n"
         # Wide tables scroll by themselves instead of pushing the page; tabindex lets the keyboard do it.
         return (
             f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{html.escape(self.caption)}">'
@@ -59,6 +70,8 @@ class Table:
 def ladder(upto=None, config=None):
     """The ladder so far: what each stage keeps, reads and computes to decode one token, at 4k, 128k and 1M tokens.
 
+    States are in 32 bits and written back as well as read; small projections for gates are not counted.
+
     Args:
         upto: key in costs.LADDER of the last stage to show (default: all).
         config: shape of the stack, default GPT-2 small's (beyond its 1,024 positions: the same shape, priced
@@ -69,20 +82,25 @@ def ladder(upto=None, config=None):
     config = config or GPT2Config.gpt2()
     rows = []
     for key, rung in costs.LADDER.items():
-        for tokens in costs.CONTEXTS:
-            rows.append(
-                [
-                    f"{rung.name}: {rung.stores}",
-                    f"{tokens:,}",
-                    human(rung.state_bytes(config, tokens), "B"),
-                    human(rung.read_bytes(config, tokens), "B"),
-                    human(rung.flops(config, tokens), "FLOP"),
-                ]
-            )
+        stage = f"{rung.name}: {rung.stores}; {rung.can}"
+        at = {
+            f"{n:,}": [f(config, n) for f in (rung.state_bytes, rung.read_bytes, rung.flops)]
+            for n in costs.CONTEXTS
+        }
+        if len({tuple(cost) for cost in at.values()}) == 1:
+            at = {"any": next(iter(at.values()))}
+        for tokens, (kept, read, flops) in at.items():
+            rows.append([stage, tokens, human(kept, "B"), human(read, "B"), human(flops, "FLOP")])
         if key == upto:
             break
     return Table(
-        ["stage: what is stored", "tokens", "kept", "weights and cache read", "computed"],
+        [
+            "stage: what it stores; what it can and cannot",
+            "tokens",
+            "kept",
+            "weights and memory read",
+            "computed",
+        ],
         rows,
-        "The ladder: one more token, GPT-2 small's shape, 16 bits, batch 1 (activations not counted)",
+        "The ladder: one more token, GPT-2 small's shape, 16 bits (states 32), batch 1; what stays on the chip is not counted",
     )

@@ -99,7 +99,7 @@ def solve_chunks(q, k, v, Aqk, X, P, R, S):
     Aqk [C, C] are the decayed scores q_r k_i for i <= r, X = (I + diag(beta) Akk)^-1 diag(beta).
     P and R are the log-decays from the chunk's start to r, and from after r to its end
     ([..., C, 1] or [..., C, K]; never positive). With W = X (k e^P) and U = X v the values
-    that a chunk writes are U - W S, all at once (UT transform; arXiv 2406.06484, section 3).
+    that a chunk writes are U - W S, all at once (UT transform, eq. 6.2; arXiv 2406.06484, section 3).
     """
     decayed_k = k * P.exp()
     to_end = (k * R.exp()).mT

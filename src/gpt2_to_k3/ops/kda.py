@@ -35,7 +35,7 @@ def chunk_kda(q, k, v, *, g, beta, scale=None, initial_state=None, chunk_size=64
 
     Arguments, dtypes, errors and result are those of recurrent_kda; chunk_size is any integer
     >= 1 and changes the speed alone.
-    Source: Kimi Linear, section 3.1; the decay inside a chunk is ours, see `_inside_chunks`.
+    Source: Kimi Linear, section 3.1; the decay inside a chunk is ours, see `inside_chunks`.
     """
     q, k, v_, g, beta, S = prepare(
         q, k, v, g=g, g_axes="B, T, H, K", beta=beta, scale=scale, state=initial_state,
@@ -46,12 +46,12 @@ def chunk_kda(q, k, v, *, g, beta, scale=None, initial_state=None, chunk_size=64
         return torch.zeros_like(v), S
     with full_precision(q.device):
         q, k, v_, g, beta = (to_chunks(x, chunk_size) for x in (q, k, v_, g, beta[..., None]))
-        Aqk, X, P, R = _inside_chunks(q, k, g, beta)
+        Aqk, X, P, R = inside_chunks(q, k, g, beta)
         o, S = solve_chunks(q, k, v_, Aqk, X * beta.mT, P, R, S)
         return from_chunks(o, T, chunk_size).to(v.dtype), S
 
 
-def _inside_chunks(q, k, g, beta):
+def inside_chunks(q, k, g, beta):
     """Scores and corrections inside chunks, [..., C, K] -> Aqk [C, C], X [C, C], P, R [C, K].
 
     Aqk[r, i] = sum_d q_r k_i e^(g_{i+1} + ... + g_r), X = (I + diag(beta) Akk)^-1, and P and R sum
