@@ -173,6 +173,19 @@ def test_equation_numbers(notebook, nb):
     )
 
 
+def test_equations_named_in_docstrings_exist():
+    """A reader goes from the library's (eq. 6.2) to the chapter, and back."""
+    chapters = "".join(p.read_text("utf-8") for p in (ROOT / "book").glob("ch*.ipynb"))
+    source = "".join(p.read_text("utf-8") for p in (ROOT / "src").rglob("*.py"))
+    named = [
+        m
+        for x in re.findall(r"[Ee]q(?:uation|\.) ((?:\d+\.\d(?:, )?)+)", source)
+        for m in x.split(", ")
+    ]
+    assert len(set(named)) >= 12
+    assert not [n for n in named if rf"\\tag{{{n}}}" not in chapters]
+
+
 def test_shape_of_a_chapter(notebook, nb):
     heads = re.findall(r"^## (.*)$", prose(nb), flags=re.M)
     if notebook.stem in OTHER_SECTIONS:

@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt2_to_k3.lab import costs
+from gpt2_to_k3.layers import KimiDeltaAttention
 from gpt2_to_k3.models import GPT2, GPT2Config
 
 SMALL = GPT2Config(vocab_size=101, n_ctx=40, n_embd=30, n_layer=3, n_head=5)
@@ -85,3 +86,43 @@ def test_ladder_costs_agree_with_the_functions_behind_them():
         assert after.state_bytes(SMALL, tokens) == tokens * 2 * 3 * 30 * 2
         assert after.read_bytes(SMALL, tokens) - before.read_bytes(SMALL, tokens) == tokens * 360
         assert before.flops(SMALL, tokens) > after.flops(SMALL, tokens) * tokens / 2
+
+
+def test_flash_attention_changes_nothing_for_one_token():
+    cache, flash = costs.LADDER["kv cache"], costs.LADDER["flash"]
+    for cost in ("state_bytes", "read_bytes", "flops"):
+        assert getattr(flash, cost)(SMALL, 77) == getattr(cache, cost)(SMALL, 77)
+
+
+# What one step of each rule computes with its K x V state, as PyTorch counts matrix products.
+STEPS = {
+    "linear": lambda q, k, v, S: (k.mT @ v, q @ S),
+    "delta": lambda q, k, v, S: (k @ S, k.mT @ v, q @ S),
+}
+
+
+@pytest.mark.parametrize("stage", ["linear", "delta", "gated delta", "kda"])
+def test_a_fixed_state_costs_the_same_at_any_length(stage):
+    rung, weights = costs.LADDER[stage], costs.matmul_weights(SMALL)
+    numbers = 3 * 5 * 6 * 6  # layers, heads, K, V
+    if stage == "linear":
+        numbers += 3 * 5 * 6  # z
+    for tokens in (1, *costs.CONTEXTS):
+        assert rung.state_bytes(SMALL, tokens) == 4 * numbers
+        assert rung.read_bytes(SMALL, tokens) == 2 * weights + 4 * numbers
+    q, k, v, S = (
+        torch.randn(15, 1, 6),
+        torch.randn(15, 1, 6),
+        torch.randn(15, 1, 6),
+        torch.randn(15, 6, 6),
+    )
+    if stage in STEPS:
+        per_number = flops(lambda: STEPS[stage](q, k, v, S)) / (15 * 36)
+    else:  # the decay is one product more, which the counter leaves out
+        per_number = flops(lambda: STEPS["delta"](q, k, v, S)) / (15 * 36) + 1
+    assert rung.flops(SMALL, 1) - 2 * weights == per_number * numbers
+
+
+def test_the_state_of_a_kda_layer_is_the_state_that_is_priced():
+    layer = KimiDeltaAttention(SMALL.n_embd, SMALL.n_head, SMALL.n_embd // SMALL.n_head)
+    assert layer.init_cache(1).S.nbytes * SMALL.n_layer == costs.LADDER["kda"].state_bytes(SMALL, 1)

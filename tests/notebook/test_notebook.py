@@ -160,9 +160,21 @@ def test_numbers_for_people(number, shown):
     assert nb.human(number, "B") == shown
 
 
+def test_rows_under_one_name_share_its_cell():
+    table = nb.Table(["a", "b"], [("x", 1), ("x", 2), ("y", 3), ("x", 4)], "names")
+    rows = BeautifulSoup(table._repr_html_(), "html.parser").tbody.find_all("tr")
+    assert [len(r.find_all("th")) for r in rows] == [1, 0, 1, 1]
+    assert [th.get("rowspan") for r in rows for th in r.find_all("th")] == ["2", None, None]
+    assert [r.td.string for r in rows] == ["1", "2", "3", "4"]
+
+
 def test_the_ladder_stops_where_told_and_names_bad_stages():
     assert len(nb.ladder("no cache").rows) == 3 and len(nb.ladder("kv cache").rows) == 6
     assert nb.ladder("kv cache").rows[-1][2] == "38.7 GB"
+    fixed = nb.ladder().rows[9:]  # one row each: their costs are those of any length
+    assert [row[1] for row in fixed] == ["any"] * 4 and len(
+        {row[0] for row in nb.ladder().rows}
+    ) == 7
     with pytest.raises(ValueError, match="upto.*no cache"):
         nb.ladder("infinite cache")
 

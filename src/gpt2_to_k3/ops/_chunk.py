@@ -64,7 +64,7 @@ def unit_lower_inverse(A):
 
 
 def segment_sums(g):
-    """D[r, i] = g_{i+1} + ... + g_r for i <= r, [..., C] -> [..., C, C]; 0 elsewhere.
+    """D[r, i] = g_{i+1} + ... + g_r for i <= r (eq. 7.3), [..., C] -> [..., C, C]; 0 elsewhere.
 
     Each is summed by itself. A difference of two running sums would lose digits when both are
     large, and be -inf - (-inf) = NaN after a reset.

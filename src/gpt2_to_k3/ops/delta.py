@@ -7,7 +7,7 @@ from ._chunk import from_chunks, solve_chunks, to_chunks, unit_lower_inverse
 
 
 def recurrent_delta_rule(q, k, v, *, beta, scale=None, initial_state=None):
-    """S <- S + beta k^T (v - k S), then o = scale q S: a gradient step on half (k S - v)^2, then read.
+    """S <- S + beta k^T (v - k S), then o = scale q S (eq. 5.1): a step on half (k S - v)^2, then a read.
 
     Shapes: q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], initial_state [B, H, K, V] or None
     (zeros) -> o [B, T, H, V], state [B, H, K, V]; T = 1 is a decode step.
@@ -28,7 +28,7 @@ def recurrent_delta_rule(q, k, v, *, beta, scale=None, initial_state=None):
 
 
 def chunk_delta_rule(q, k, v, *, beta, scale=None, initial_state=None, chunk_size=64):
-    """recurrent_delta_rule by chunks: a triangular solve inside a chunk, one affine step between chunks.
+    """recurrent_delta_rule by chunks (eq. 6.2, 6.3): a triangular solve inside, an affine step between.
 
     Arguments, dtypes, errors and result are those of recurrent_delta_rule; chunk_size is any
     integer >= 1 and changes the speed alone.

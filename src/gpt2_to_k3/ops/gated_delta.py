@@ -7,7 +7,7 @@ from ._chunk import from_chunks, segment_sums, solve_chunks, to_chunks, unit_low
 
 
 def recurrent_gated_delta_rule(q, k, v, *, g, beta, scale=None, initial_state=None):
-    """S <- e^g S, then S <- S + beta k^T (v - k S), then o = scale q S: decay, correct, read.
+    """S <- e^g S, then S <- S + beta k^T (v - k S), then o = scale q S (eq. 7.2): decay, correct, read.
 
     Shapes: q, k [B, T, H, K], v [B, T, H, V], g, beta [B, T, H], initial_state [B, H, K, V] or
     None (zeros) -> o [B, T, H, V], state [B, H, K, V]; T = 1 is a decode step.
@@ -54,7 +54,7 @@ def chunk_gated_delta_rule(q, k, v, *, g, beta, scale=None, initial_state=None, 
 
 
 def recurrent_decay(q, k, v, *, g, scale=None, initial_state=None):
-    """S <- e^g S + k^T v, then o = scale q S: linear attention that forgets (Mamba-2's rule).
+    """S <- e^g S + k^T v, then o = scale q S: linear attention that forgets (eq. 7.1).
 
     Shapes, units, dtypes and errors are those of recurrent_gated_delta_rule, without beta; a write
     strength goes into v. Source: Mamba-2 (arXiv 2405.21060), scalar-identity state space model.

@@ -8,7 +8,7 @@ from ._chunk import from_chunks, halves, inverse_low, merge, solve_chunks, to_ch
 
 
 def recurrent_kda(q, k, v, *, g, beta, scale=None, initial_state=None):
-    """S <- Diag(e^g) S, then S <- S + beta k^T (v - k S), then o = scale q S: decay, correct, read.
+    """S <- Diag(e^g) S, then S <- S + beta k^T (v - k S), then o = scale q S (eq. 8.1).
 
     Shapes: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H, K], beta [B, T, H], initial_state
     [B, H, K, V] or None (zeros) -> o [B, T, H, V], state [B, H, K, V]; T = 1 is a decode step.
@@ -65,7 +65,7 @@ def inside_chunks(q, k, g, beta):
 
         e^(sum from i+1 to the border) * e^(sum from the border to r) = e^(R_i) e^(P_r),
 
-    two sums of numbers that are never positive, kept up by additions alone. So no exponential
+    two sums of numbers that are never positive, kept up by additions alone (eq. 8.3). So no exponential
     exceeds 1, underflow means forgotten, and -inf stays -inf. The inverse grows along with the blocks.
     """
     C = q.shape[-2]
@@ -90,7 +90,7 @@ def inside_chunks(q, k, g, beta):
 def kda_log_decay(z, A_log, dt_bias, lower_bound=None):
     """g = -e^A_log softplus(z + dt_bias); with a lower bound, g = lower_bound sigmoid(e^A_log (z + dt_bias)).
 
-    The first form (Kimi Linear) has no floor; the second (Kimi K3, lower_bound = -5) is another
+    Equation 8.2. The first form (Kimi Linear) has no floor; the second (Kimi K3, lower_bound = -5) is another
     function, not a clamp: every decay stays above e^lower_bound.
     Shapes: z [B, T, H, K], A_log [H], dt_bias [H * K] -> g [B, T, H, K].
     Units: g is a natural logarithm, <= 0. Dtype: float32 (float64 for float64 z) whatever z's.

@@ -17,7 +17,7 @@ def elu_feature_map(x):
 
 
 def recurrent_linear_attention(q, k, v, *, scale=None, initial_state=None, normalize=True):
-    """S <- S + k^T v, z <- z + k, then o = q S / (q . z); without normalize, o = scale q S.
+    """S <- S + k^T v, z <- z + k, then o = q S / (q . z); without normalize, o = scale q S (eq. 4.2).
 
     Shapes: q, k [B, T, H, K], already through a feature map, v [B, T, H, V], initial_state the
     pair (S [B, H, K, V], z [B, H, K]) or None (zeros) -> o [B, T, H, V], (S, z).
@@ -38,7 +38,7 @@ def recurrent_linear_attention(q, k, v, *, scale=None, initial_state=None, norma
 
 
 def parallel_linear_attention(q, k, v, *, scale=None, initial_state=None, normalize=True):
-    """recurrent_linear_attention as one masked product: o = tril(q k^T) v / tril(q k^T) 1, quadratic in T.
+    """recurrent_linear_attention as one masked product: o = tril(q k^T) v / tril(q k^T) 1 (eq. 4.1), quadratic in T.
 
     Arguments, dtypes, errors and result are those of recurrent_linear_attention.
     Source: Katharopoulos et al. 2020, equation 5 with a causal mask.
