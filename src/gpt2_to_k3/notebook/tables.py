@@ -98,9 +98,9 @@ def ladder(upto=None, config=None):
             "stage: what it stores; what it can and cannot",
             "tokens",
             "kept",
-            "weights and memory read",
+            "weights and cache or state read",
             "computed",
         ],
         rows,
-        "The ladder: one more token, GPT-2 small's shape, 16 bits (states 32), batch 1; what stays on the chip is not counted",
+        "The ladder: one more token, GPT-2 small's shape, 16 bits (states 32), batch 1; activations and scores not counted",
     )
