@@ -1,4 +1,4 @@
-"""The memory of softmax attention: every key and value seen so far."""
+"""The memory of softmax attention: every key and value seen so far, or their latent."""
 
 import torch
 
@@ -21,11 +21,7 @@ class KVCache:
     def __init__(self, batch_size, capacity, n_head, key_dim, value_dim=None, *, dtype, device):
         value_dim = key_dim if value_dim is None else value_dim
         sizes = dict(batch_size=batch_size, capacity=capacity, n_head=n_head)
-        for name, n in (sizes | dict(key_dim=key_dim, value_dim=value_dim)).items():
-            if type(n) is not int or n < 0:
-                raise ValueError(f"{name} must be an integer >= 0, got {n!r}")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype must be a floating point dtype, got {dtype}")
+        _check_sizes(dtype, **sizes, key_dim=key_dim, value_dim=value_dim)
         rows = (batch_size, capacity, n_head)
         self.k = torch.zeros(*rows, key_dim, dtype=dtype, device=device)
         self.v = torch.zeros(*rows, value_dim, dtype=dtype, device=device)
@@ -59,8 +55,8 @@ class KVCache:
         Errors: ValueError if k or v does not match the cache in batch, heads, channels, dtype or
         device, if their T differ, or if length + T > capacity. Nothing is written then.
         """
-        self._check("k", k, self.k)
-        self._check("v", v, self.v)
+        _check_rows("k", k, self.k)
+        _check_rows("v", v, self.v)
         new = k.shape[1]
         if v.shape[1] != new:
             raise ValueError(f"v has shape {tuple(v.shape)}: {v.shape[1]} tokens, but k has {new}")
@@ -74,11 +70,77 @@ class KVCache:
         self.length = end
         return self.k[:, :end], self.v[:, :end]
 
-    def _check(self, name, x, rows):
-        B, _, H, C = rows.shape
-        if x.ndim != 4 or (x.shape[0], x.shape[2], x.shape[3]) != (B, H, C):
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{B}, any, {H}, {C}]")
-        if x.dtype != rows.dtype:
-            raise ValueError(f"{name} has dtype {x.dtype}, expected {rows.dtype}")
-        if x.device != rows.device:
-            raise ValueError(f"{name} is on {x.device}, expected {rows.device}")
+
+class LatentCache:
+    """Keep rows [B, capacity, dim], of which `length` tokens are filled: what MLA needs of a token.
+
+    A row is the normed latent and the key channels that all heads share, side by side: 512 + 64 =
+    576 numbers in Kimi Linear, where the keys and values of its 32 heads would be 10,240. The rows
+    are allocated once. Use it under torch.no_grad(), as KVCache.
+
+    Units: capacity and length count tokens. Dtype and device: as given, never converted.
+    Errors: ValueError for a size below 0, or a dtype that is not floating point.
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.2.
+    """
+
+    def __init__(self, batch_size, capacity, dim, *, dtype, device):
+        _check_sizes(dtype, batch_size=batch_size, capacity=capacity, dim=dim)
+        self.rows = torch.zeros(batch_size, capacity, dim, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def batch_size(self):
+        """B, the number of sequences held."""
+        return self.rows.shape[0]
+
+    @property
+    def capacity(self):
+        """The number of tokens that fit, for each sequence."""
+        return self.rows.shape[1]
+
+    @property
+    def nbytes(self):
+        """Bytes of all allocated rows, filled or not."""
+        return self.rows.nbytes
+
+    @property
+    def used_bytes(self):
+        """Bytes of the rows that hold a token."""
+        return self.rows[:, : self.length].nbytes
+
+    def append(self, rows):
+        """Write the rows of T new tokens; return all that are held, oldest first.
+
+        Shapes: rows [B, T, dim] -> [B, length, dim], a view of the cache; rows are copied.
+        Errors: ValueError if rows do not match the cache in batch, channels, dtype or device, or
+        if length + T > capacity. Nothing is written then.
+        """
+        _check_rows("rows", rows, self.rows)
+        new = rows.shape[1]
+        end = self.length + new
+        if end > self.capacity:
+            raise ValueError(
+                f"cache overflow: capacity {self.capacity}, length {self.length}, new tokens {new}"
+            )
+        self.rows[:, self.length : end] = rows
+        self.length = end
+        return self.rows[:, :end]
+
+
+def _check_sizes(dtype, **sizes):
+    for name, n in sizes.items():
+        if type(n) is not int or n < 0:
+            raise ValueError(f"{name} must be an integer >= 0, got {n!r}")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating point dtype, got {dtype}")
+
+
+def _check_rows(name, x, rows):
+    B, _, *rest = rows.shape
+    if x.ndim != rows.ndim or (x.shape[0], *x.shape[2:]) != (B, *rest):
+        want = ", ".join(map(str, [B, "any", *rest]))
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{want}]")
+    if x.dtype != rows.dtype:
+        raise ValueError(f"{name} has dtype {x.dtype}, expected {rows.dtype}")
+    if x.device != rows.device:
+        raise ValueError(f"{name} is on {x.device}, expected {rows.device}")

@@ -1,5 +1,6 @@
 """Whole models, from token ids to logits."""
 
 from .gpt2 import GPT2, GPT2Config
+from .kimi_linear import KimiLinear, KimiLinearConfig
 
-__all__ = ["GPT2", "GPT2Config"]
+__all__ = ["GPT2", "GPT2Config", "KimiLinear", "KimiLinearConfig"]
