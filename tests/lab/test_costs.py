@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt2_to_k3.lab import costs
-from gpt2_to_k3.layers import KimiDeltaAttention
+from gpt2_to_k3.layers import KimiDeltaAttention, MultiHeadLatentAttention
 from gpt2_to_k3.models import GPT2, GPT2Config
 
 SMALL = GPT2Config(vocab_size=101, n_ctx=40, n_embd=30, n_layer=3, n_head=5)
@@ -126,3 +126,18 @@ def test_a_fixed_state_costs_the_same_at_any_length(stage):
 def test_the_state_of_a_kda_layer_is_the_state_that_is_priced():
     layer = KimiDeltaAttention(SMALL.n_embd, SMALL.n_head, SMALL.n_embd // SMALL.n_head)
     assert layer.init_cache(1).S.nbytes * SMALL.n_layer == costs.LADDER["kda"].state_bytes(SMALL, 1)
+
+
+def test_the_latent_cache_is_the_one_that_is_priced():
+    K, tokens = SMALL.n_embd // SMALL.n_head, 12  # K = 6: a latent of 24 and a shared part of 3
+    layer = MultiHeadLatentAttention(
+        SMALL.n_embd, SMALL.n_head, kv_lora_rank=4 * K, qk_nope_head_dim=K,
+        qk_rope_head_dim=K // 2, v_head_dim=K, n_ctx=tokens,
+    )  # fmt: skip
+    rung, weights = costs.LADDER["mla"], 2 * costs.matmul_weights(SMALL)
+    kept = layer.init_cache(1).nbytes * SMALL.n_layer // 2  # 16 bits
+    assert rung.state_bytes(SMALL, tokens) == kept
+    assert rung.read_bytes(SMALL, tokens) == weights + kept
+    q, rows = layer.project(torch.zeros(1, tokens, SMALL.n_embd))
+    step, empty = (flops(lambda n=n: layer.absorbed(q[:, -1:], rows[:, :n])) for n in (tokens, 0))
+    assert rung.flops(SMALL, tokens) - weights == SMALL.n_layer * (step - empty)

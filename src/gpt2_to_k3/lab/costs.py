@@ -45,6 +45,11 @@ def state_numbers(config):
     return config.n_layer * config.n_embd**2 // config.n_head
 
 
+def latent_bytes_per_token(config, number_bytes=2):
+    """Bytes that one token adds to MLA's cache with DeepSeek-V2's widths: 4.5 head widths in each layer."""
+    return config.n_layer * 9 * config.n_embd // (2 * config.n_head) * number_bytes
+
+
 def largest_batch(config, tokens, memory_bytes, number_bytes=2):
     """Sequences of `tokens` whose caches fit in `memory_bytes` beside the weights (0 if the weights do not fit)."""
     free = memory_bytes - matmul_weights(config) * number_bytes
@@ -149,4 +154,17 @@ LADDER["kda"] = _fixed_state(
     "Kimi Delta Attention", "one matrix per head",
     "overwrites, and forgets each channel at its own rate", flops_per_number=7,
 )  # fmt: skip
+LADDER["mla"] = Rung(
+    name="multi-head latent attention",
+    stores="a latent of 4.5 head widths per token",
+    state_bytes=lambda config, tokens: tokens * latent_bytes_per_token(config),
+    read_bytes=lambda config, tokens: (
+        decode_read_bytes(config, 0) + tokens * latent_bytes_per_token(config)
+    ),
+    # Absorbed: in each head a score over 4.5 head widths, and a mean over 4.
+    flops=lambda config, tokens: (
+        2 * matmul_weights(config) + 17 * tokens * config.n_embd * config.n_layer
+    ),
+    can="recalls every token, and grows slower than keys and values",
+)
 CONTEXTS = (4_096, 131_072, 1_048_576)
