@@ -141,3 +141,14 @@ def test_the_latent_cache_is_the_one_that_is_priced():
     q, rows = layer.project(torch.zeros(1, tokens, SMALL.n_embd))
     step, empty = (flops(lambda n=n: layer.absorbed(q[:, -1:], rows[:, :n])) for n in (tokens, 0))
     assert rung.flops(SMALL, tokens) - weights == SMALL.n_layer * (step - empty)
+
+
+def test_kimi_linear_is_three_parts_kda_and_one_part_mla():
+    config = GPT2Config(vocab_size=101, n_ctx=40, n_embd=30, n_layer=4, n_head=5)
+    one = GPT2Config(vocab_size=101, n_ctx=40, n_embd=30, n_layer=1, n_head=5)
+    kda, mla, both = (costs.LADDER[key] for key in ("kda", "mla", "kimi linear"))
+    kept = 3 * kda.state_bytes(one, 77) + mla.state_bytes(one, 77)
+    assert both.state_bytes(config, 77) == kept
+    assert both.read_bytes(config, 77) == 2 * costs.matmul_weights(config) + kept
+    work = 3 * kda.flops(one, 77) + mla.flops(one, 77) - 4 * 2 * costs.matmul_weights(one)
+    assert both.flops(config, 77) == 2 * costs.matmul_weights(config) + work

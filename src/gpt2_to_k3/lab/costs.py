@@ -113,6 +113,12 @@ def _fixed_state(name, stores, can, flops_per_number, extra=0):
     )
 
 
+def _three_to_one(cost, config, tokens):
+    """Three quarters of the layers at the cost of KDA, one quarter at that of MLA; both have the weights."""
+    kda, mla = (getattr(LADDER[key], cost)(config, tokens) for key in ("kda", "mla"))
+    return (3 * kda + mla) // 4
+
+
 LADDER = {
     "no cache": Rung(
         name="GPT-2 without a cache",
@@ -166,5 +172,13 @@ LADDER["mla"] = Rung(
         2 * matmul_weights(config) + 17 * tokens * config.n_embd * config.n_layer
     ),
     can="recalls every token, and grows slower than keys and values",
+)
+LADDER["kimi linear"] = Rung(
+    name="Kimi Linear",
+    stores="states in three layers of four, a latent in the fourth",
+    state_bytes=lambda config, tokens: _three_to_one("state_bytes", config, tokens),
+    read_bytes=lambda config, tokens: _three_to_one("read_bytes", config, tokens),
+    flops=lambda config, tokens: _three_to_one("flops", config, tokens),
+    can="recalls every token, and grows a quarter as fast as MLA",
 )
 CONTEXTS = (4_096, 131_072, 1_048_576)

@@ -1,21 +1,19 @@
 """Kimi Linear (Kimi Team 2025), as released: three layers of KDA to one of MLA, and experts."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from ..layers import (
     Experts,
     KimiDeltaAttention,
-    LatentCache,
     MixtureOfExperts,
     MultiHeadLatentAttention,
-    RecurrentCache,
     RMSNorm,
     Router,
     SwiGLU,
 )
+from ._hybrid import check_config, check_inputs
 from .gpt2 import GPT2
 
 _NORM_EPS = 1e-5  # config.json's rms_norm_eps
@@ -57,28 +55,7 @@ class KimiLinearConfig:
     routed_scaling_factor: float = 2.446
 
     def __post_init__(self):
-        for field in fields(self):
-            n, least = getattr(self, field.name), int(field.name != "first_k_dense_replace")
-            if field.type is int and (type(n) is not int or n < least):
-                raise ValueError(f"{field.name} must be an integer >= {least}, got {n!r}")
-        L = self.num_hidden_layers
-        if type(self.full_attn_layers) is not tuple or self.full_attn_layers != tuple(
-            n for n in range(1, L + 1) if n in self.full_attn_layers
-        ):
-            raise ValueError(
-                f"full_attn_layers must be a rising tuple of numbers from 1 to {L}, "
-                f"got {self.full_attn_layers!r}"
-            )
-        if self.first_k_dense_replace > L:
-            raise ValueError(
-                f"first_k_dense_replace={self.first_k_dense_replace} is more than "
-                f"num_hidden_layers={L}"
-            )
-        if self.num_experts_per_token > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_token={self.num_experts_per_token} is more than "
-                f"num_experts={self.num_experts}"
-            )
+        check_config(self)
         if not 0 < self.routed_scaling_factor < float("inf"):
             raise ValueError(
                 f"routed_scaling_factor must be finite and > 0, got {self.routed_scaling_factor!r}"
@@ -202,48 +179,7 @@ class KimiLinear(nn.Module):
         return sum(x.numel() for x in [*self.parameters(), *self.buffers()])
 
     generate = GPT2.generate  # it needs _check, init_cache, hidden, head and config.n_ctx
-
-    def _check(self, tokens, cache):
-        config, weight = self.config, self.embed_tokens.weight
-        if tokens.ndim != 2:
-            raise ValueError(f"tokens has shape {tuple(tokens.shape)}, expected [B, T]")
-        if tokens.dtype != torch.int64:
-            raise ValueError(f"tokens has dtype {tokens.dtype}, expected torch.int64")
-        if tokens.device != weight.device:
-            raise ValueError(f"tokens is on {tokens.device}, the model on {weight.device}")
-        # On a GPU, to look at the values would wait for all queued work at every token.
-        if tokens.device.type == "cpu" and tokens.numel() > 0:
-            low, high = tokens.min().item(), tokens.max().item()
-            if low < 0 or high >= config.vocab_size:
-                bad = low if low < 0 else high
-                raise ValueError(f"tokens holds id {bad}, vocab_size is {config.vocab_size}")
-        offset = 0 if cache is None else self._check_cache(cache, *tokens.shape)
-        if offset + tokens.shape[1] > config.n_ctx:
-            raise ValueError(
-                f"{offset} cached + {tokens.shape[1]} new tokens > n_ctx={config.n_ctx}"
-            )
-
-    def _check_cache(self, cache, B, T):
-        # All layers before any is written: a state cannot be taken back to what it was.
-        if len(cache) != len(self.layers):
-            raise ValueError(f"cache has {len(cache)} layers, the model {len(self.layers)}")
-        offset = cache[0].length
-        for i, (held, layer) in enumerate(zip(cache, self.layers, strict=True)):
-            latent = isinstance(layer.self_attn, MultiHeadLatentAttention)
-            kind = LatentCache if latent else RecurrentCache
-            if type(held) is not kind:
-                raise ValueError(
-                    f"cache[{i}] is a {type(held).__name__}, the layer has a {kind.__name__}"
-                )
-            if held.batch_size != B:
-                raise ValueError(f"cache[{i}] has batch {held.batch_size}, tokens has {B}")
-            if held.length != offset:
-                raise ValueError(f"cache[{i}] holds {held.length} tokens, cache[0] {offset}")
-            if latent and offset + T > held.capacity:
-                raise ValueError(
-                    f"cache[{i}] overflow: capacity {held.capacity}, length {offset}, new {T}"
-                )
-        return offset
+    _check = check_inputs
 
 
 def count_parameters(config, *, active=False):

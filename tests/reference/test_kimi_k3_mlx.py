@@ -1,0 +1,237 @@
+"""KimiK3 against mlx-lm's kimi_k3, run on the CPU, with the same random weights.
+
+Its own sanitize turns the release's names and shapes into mlx's; see `released`.
+"""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2_to_k3.layers import LatentMoE
+from gpt2_to_k3.models import KimiK3, KimiK3Config
+
+B, T = 2, 67  # more than one chunk of KDA
+ATOL = 1e-4
+# Every kind of layer, two of MLA at the end, and three blocks of which the last is unfinished.
+# mlx wants heads of 32 channels in KDA.
+CONFIG = KimiK3Config(
+    vocab_size=97, n_ctx=80, hidden_size=20, num_hidden_layers=5, full_attn_layers=(4, 5),
+    attn_res_block_size=2, linear_num_heads=3, linear_head_dim=32, num_attention_heads=5,
+    q_lora_rank=9, kv_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=7,
+    intermediate_size=37, routed_expert_hidden_size=16, moe_intermediate_size=11, num_experts=8,
+    num_experts_per_token=3, num_shared_experts=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mlx():
+    try:
+        import mlx.core as mlx
+    except ImportError:
+        pytest.fail('mlx is missing: pip install "mlx[cpu]" mlx-lm', pytrace=False)
+    mlx.set_default_device(mlx.cpu)
+    mlx.disable_compile()  # that would call a C++ compiler
+    return mlx
+
+
+@pytest.fixture(scope="module")
+def kimi(mlx):
+    try:
+        from mlx_lm.models import kimi_k3
+    except ImportError:
+        pytest.fail("mlx-lm is missing: pip install mlx-lm", pytrace=False)
+    return kimi_k3
+
+
+def randomise(model):
+    """Weights for which decays, gates, experts and sources weigh differently from token to token.
+
+    Large queries of the mixers would make a difference of 1e-6 in one layer many times larger.
+    """
+    torch.manual_seed(6)  # no choice of experts is a close one
+    for name, x in model.state_dict().items():
+        x.normal_(std=x.shape[-1] ** -0.5 if x.ndim > 1 else 0.3)
+        if name.endswith(("embed_tokens.weight", "conv1d.weight")):
+            x.normal_()
+        elif name.endswith("query"):
+            x.mul_(0.5)
+        elif name.endswith(("f_b_proj.weight", "b_proj.weight", "mlp.gate.weight")):
+            x.mul_(2)
+        elif re.search(r"(mlp|experts)\.(gate|up)_proj", name):
+            x.mul_(2)  # into the bends of SiTU
+        elif name.endswith("dt_bias"):
+            x.sub_(2)
+        elif name.endswith("norm.weight"):
+            x.add_(1)
+    return model
+
+
+def released(weights):
+    """Our state_dict under the release's names: experts one by one, queries as projections to 1."""
+    theirs = {}
+    for name, x in weights.items():
+        name = name if name.startswith("lm_head") else f"model.{name}"
+        *path, last = name.split(".")
+        if name.endswith("res.query"):
+            theirs[name.replace(".query", "_proj.weight")] = x[None]
+        elif name.endswith("res.norm.weight"):
+            theirs[name.replace(".norm", "_norm")] = x
+        elif path[-1] == "experts":
+            w = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}[last]
+            prefix = ".".join(path).replace("mlp", "block_sparse_moe")
+            theirs |= {f"{prefix}.{e}.{w}.weight": one for e, one in enumerate(x)}
+        elif ".0.mlp" in name:
+            theirs[name] = x
+        else:
+            theirs[name.replace(".mlp.", ".block_sparse_moe.")] = x
+    return theirs
+
+
+def their_config(kimi, config):
+    """config as the release writes it."""
+    same = (
+        "vocab_size hidden_size num_hidden_layers attn_res_block_size num_attention_heads "
+        "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim intermediate_size "
+        "first_k_dense_replace routed_expert_hidden_size moe_intermediate_size num_experts "
+        "num_experts_per_token num_shared_experts"
+    ).split()
+    full, layers = config.full_attn_layers, range(1, config.num_hidden_layers + 1)
+    return kimi.TextArgs(
+        **{name: getattr(config, name) for name in same},
+        num_key_value_heads=config.num_attention_heads,
+        max_position_embeddings=config.n_ctx,
+        activation_situ_beta=4.0,
+        activation_situ_linear_beta=25.0,
+        mla_use_output_gate=True,
+        latent_moe_use_norm=True,
+        linear_attn_config=dict(
+            kda_layers=[n for n in layers if n not in full],
+            full_attn_layers=list(full),
+            num_heads=config.linear_num_heads,
+            head_dim=config.linear_head_dim,
+            short_conv_kernel_size=4,
+            gate_lower_bound=-5.0,
+            use_full_rank_gate=True,
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(mlx, kimi):
+    """Our model with random weights, and a call of theirs with the same."""
+    ours = randomise(KimiK3(CONFIG))
+    model = kimi.LanguageModel(their_config(kimi, CONFIG))
+    weights = released(ours.state_dict())
+    weights = {name: mlx.array(x.contiguous().numpy()) for name, x in weights.items()}
+    model.load_weights(list(model.sanitize(weights).items()))  # strict: all of them, no other
+    model.eval()
+
+    def call(tokens, cache=None):
+        return torch.from_numpy(np.array(model(mlx.array(tokens.numpy()), cache)))
+
+    return ours, SimpleNamespace(call=call, model=model)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(97, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def want(pair, tokens):
+    """Their logits of one pass without a cache."""
+    return pair[1].call(tokens)
+
+
+@pytest.fixture
+def close(request):
+    record = {"tensors": 0, "logits": 0.0}
+    request.node.user_properties.append(("compared", record))
+
+    def check(got, want):
+        record["tensors"] += 1
+        record["logits"] = max(record["logits"], (got - want).abs().max().item())
+        torch.testing.assert_close(got, want, rtol=0, atol=ATOL)
+
+    return check
+
+
+@torch.no_grad()
+def run(model, tokens, lengths):
+    cache = model.init_cache(len(tokens), tokens.shape[1])
+    return torch.cat([model(piece, cache) for piece in tokens.split(lengths, dim=1)], dim=1)
+
+
+def test_one_pass(pair, tokens, want, close):
+    assert want.std() > 0.5
+    close(pair[0](tokens), want)
+
+
+@torch.no_grad()
+def test_the_choice_of_experts_is_no_matter_of_rounding(pair, tokens):
+    """Else a difference of 1e-6 could become one of 1. And the choice is not always the same."""
+    margins, used = [], []
+
+    def look(router, inputs, outputs):
+        s = (inputs[0] @ router.weight.T).sigmoid() + router.e_score_correction_bias
+        best = s.topk(router.top_k + 1).values
+        margins.append((best[:, -2] - best[:, -1]).min().item())
+        used.append(len(outputs[1].unique()))
+
+    routers = [m.gate for m in pair[0].modules() if isinstance(m, LatentMoE)]
+    hooks = [router.register_forward_hook(look) for router in routers]
+    pair[0](tokens)
+    for hook in hooks:
+        hook.remove()
+    assert len(margins) == 4 and min(margins) > 1e-5, margins
+    assert min(used) > 5, used
+
+
+@pytest.mark.parametrize("n", range(T + 1))
+def test_prefill_and_rest_equal_their_one_pass_at_every_split(pair, tokens, want, n, close):
+    close(run(pair[0], tokens, [n, T - n]), want)
+
+
+@pytest.mark.parametrize("prefill", [0, 1, 2, 3, 4, 63, 64, 65])
+def test_prefill_and_decode_equal_their_one_pass(pair, tokens, want, prefill, close):
+    close(run(pair[0], tokens, [prefill] + [1] * (T - prefill)), want)
+
+
+@torch.no_grad()
+def test_prefill_and_decode_equal_theirs(pair, tokens, close):
+    """Piece by piece, both with their caches; what the layers keep is the same as well."""
+    ours, theirs = pair
+    their_cache, cache = theirs.model.make_cache(), ours.init_cache(B)
+    for piece in tokens.split([60] + [1] * (T - 60), 1):
+        close(ours(piece, cache), theirs.call(piece, their_cache))
+    for number, (layer, held) in enumerate(zip(their_cache, cache, strict=True), 1):
+        if number in CONFIG.full_attn_layers:
+            rows = [torch.from_numpy(np.array(x)).squeeze(1) for x in (layer.keys, layer.values)]
+            close(held.rows[:, :T], torch.cat(rows, -1)[:, :T])
+        else:
+            tails, S = (torch.from_numpy(np.array(layer[i])) for i in (0, 1))
+            close(torch.cat(held.tails, -1), tails)
+            close(held.S, S.mT)
+
+
+def test_greedy_ids_equal(pair, tokens):
+    ours, theirs = pair
+    want = tokens[:, :7]
+    for _ in range(20):
+        want = torch.cat([want, theirs.call(want)[:, -1:].argmax(-1)], 1)
+    for use_cache in (True, False):
+        assert torch.equal(ours.generate(tokens[:, :7], 20, use_cache=use_cache), want)
+
+
+def test_our_defaults_are_theirs(kimi):
+    """Where they have any: mlx reads the others from the release's configuration."""
+    got, default = their_config(kimi, KimiK3Config.k3()), kimi.TextArgs()
+    for name in (
+        "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
+        "num_key_value_heads max_position_embeddings num_experts_per_token routed_scaling_factor "
+        "tie_word_embeddings mla_use_nope"
+    ).split():
+        assert getattr(got, name) == getattr(default, name), name
