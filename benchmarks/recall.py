@@ -143,9 +143,10 @@ def run_all(found, device, workers, minutes):
         waiting = [
             pool.submit(measure, job, places[i % len(places)]) for i, job in enumerate(found)
         ]
-        for future in waiting:
-            if late():
-                future.cancel()
+        for i, future in enumerate(waiting):
+            if late():  # all of them: while this loop waits for one, the pool starts the next
+                for later in waiting[i:]:
+                    later.cancel()
             if not future.cancelled():
                 yield future.result()
 
