@@ -11,6 +11,7 @@ import functools
 
 import torch
 import torch.nn.functional as F
+from memory import peak_bytes
 from record import write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -42,15 +43,6 @@ def backward(form, x):
     torch.autograd.grad(o, x, torch.ones_like(o))
 
 
-def peak_bytes(step):
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save")
@@ -69,7 +61,7 @@ def main():
             seconds = side_by_side(steps, rounds=7, inner=3, device=device)
             for name, step in steps.items():
                 row = {"form": name, "direction": direction, "T": T, **SIZES}
-                row |= {"seconds": seconds[name], "peak_bytes": peak_bytes(step)}
+                row |= {"seconds": seconds[name], "peak_bytes": peak_bytes(step, device)}
                 rows.append(row | {"largest_difference": error})
                 print(row, flush=True)
     if arguments.save:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from memory import peak_bytes
 from peers import fla_naive
 from record import write
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from gpt2_to_k3 import ops
 from gpt2_to_k3.lab import pick_device, side_by_side
@@ -116,21 +116,6 @@ def backward(form, x):
     with float32_products(form.precision):
         o = form.call(**x)[0]
         torch.autograd.grad(o, list(x.values()), torch.ones_like(o), allow_unused=True)
-
-
-def peak_bytes(step, device):
-    """Bytes of tensors that one call of `step` holds at its highest, beyond what was held before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    tracker = MemTracker()  # of tensors: the process keeps freed memory, so its size says little
-    with tracker:
-        step()
-    return tracker.get_tracker_snapshot("peak")[device]["Total"]
 
 
 def measure(rule, forms, sizes, device, rounds):

@@ -1,6 +1,7 @@
 """Inputs of the sequence rules, their gradients, and comparisons that count what they compared."""
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -97,6 +98,19 @@ def relative_error(x, y, floor=0.0):
         return 0.0
     error, size = (x.double() - y).abs().max().item(), max(y.abs().max().item(), floor)
     return error / size if size else torch.inf
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args():
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        message = "no Chromium or Chrome found: install one, or set CHROMIUM to its path"
+        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
+    return {
+        "executable_path": path,
+        "args": ["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+    }
 
 
 def pytest_terminal_summary(terminalreporter):

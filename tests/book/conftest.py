@@ -1,7 +1,5 @@
 """The built site, and a browser to read it with."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -28,19 +26,6 @@ def site():
     if not (folder / "index.html").is_file():
         pytest.fail(f"{folder} has no site: run 'make book' first", pytrace=False)
     return folder
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args():
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        message = "no Chromium or Chrome found: install one, or set CHROMIUM to its path"
-        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
-    return {
-        "executable_path": path,
-        "args": ["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-    }
 
 
 @pytest.fixture(scope="session")

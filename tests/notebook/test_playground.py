@@ -1,8 +1,6 @@
 """Watch a memory: the JavaScript against the library, and the page as a reader operates it."""
 
-import os
 import re
-import shutil
 
 import pytest
 import torch
@@ -54,19 +52,6 @@ def before(rule, k, v, beta, alpha, channels, S):
     inputs = (k, k, 0 * v, 0 * beta, alpha, channels)
     read, S = library(rule, *(x[None] for x in inputs), S)
     return read[0], S
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args():
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        message = "no Chromium or Chrome found: install one, or set CHROMIUM to its path"
-        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
-    return {
-        "executable_path": path,
-        "args": ["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-    }
 
 
 @pytest.fixture

@@ -27,17 +27,6 @@ CONFIG = KimiK3Config(
 
 
 @pytest.fixture(scope="module")
-def mlx():
-    try:
-        import mlx.core as mlx
-    except ImportError:
-        pytest.fail('mlx is missing: pip install "mlx[cpu]" mlx-lm', pytrace=False)
-    mlx.set_default_device(mlx.cpu)
-    mlx.disable_compile()  # that would call a C++ compiler
-    return mlx
-
-
-@pytest.fixture(scope="module")
 def kimi(mlx):
     try:
         from mlx_lm.models import kimi_k3

@@ -2,9 +2,8 @@
 
 from dataclasses import fields
 
-import torch
-
 from ..layers import LatentCache, MultiHeadLatentAttention, RecurrentCache
+from ._tokens import check_tokens
 
 
 def check_config(config):
@@ -35,19 +34,8 @@ def check_config(config):
 
 def check_inputs(model, tokens, cache):
     """Raise ValueError, before any layer is written, for tokens or a cache that do not fit."""
-    config, weight = model.config, model.embed_tokens.weight
-    if tokens.ndim != 2:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}, expected [B, T]")
-    if tokens.dtype != torch.int64:
-        raise ValueError(f"tokens has dtype {tokens.dtype}, expected torch.int64")
-    if tokens.device != weight.device:
-        raise ValueError(f"tokens is on {tokens.device}, the model on {weight.device}")
-    # On a GPU, to look at the values would wait for all queued work at every token.
-    if tokens.device.type == "cpu" and tokens.numel() > 0:
-        low, high = tokens.min().item(), tokens.max().item()
-        if low < 0 or high >= config.vocab_size:
-            bad = low if low < 0 else high
-            raise ValueError(f"tokens holds id {bad}, vocab_size is {config.vocab_size}")
+    config = model.config
+    check_tokens(tokens, model.embed_tokens.weight)
     offset = 0 if cache is None else _check_cache(model.layers, cache, *tokens.shape)
     if offset + tokens.shape[1] > config.n_ctx:
         raise ValueError(f"{offset} cached + {tokens.shape[1]} new tokens > n_ctx={config.n_ctx}")

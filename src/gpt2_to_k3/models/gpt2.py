@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..layers import CausalSelfAttention
+from ._tokens import check_tokens
 from .gpt2_weights import load_weights, read_pretrained
 
 
@@ -205,23 +206,11 @@ class GPT2(nn.Module):
 
     def _check(self, tokens, cache):
         """Return the number of tokens in the cache, or raise."""
-        config, weight = self.config, self.wte.weight
-        if tokens.ndim != 2:
-            raise ValueError(f"tokens has shape {tuple(tokens.shape)}, expected [B, T]")
-        if tokens.dtype != torch.int64:
-            raise ValueError(f"tokens has dtype {tokens.dtype}, expected torch.int64")
-        if tokens.device != weight.device:
-            raise ValueError(f"tokens is on {tokens.device}, the model on {weight.device}")
-        # On a GPU, to look at the values would wait for all queued work at every token.
-        if tokens.device.type == "cpu" and tokens.numel() > 0:
-            low, high = tokens.min().item(), tokens.max().item()
-            if low < 0 or high >= config.vocab_size:
-                bad = low if low < 0 else high
-                raise ValueError(f"tokens holds id {bad}, vocab_size is {config.vocab_size}")
+        check_tokens(tokens, self.wte.weight)
         offset = 0 if cache is None else self._check_cache(cache, *tokens.shape)
-        if offset + tokens.shape[1] > config.n_ctx:
+        if offset + tokens.shape[1] > self.config.n_ctx:
             raise ValueError(
-                f"{offset} cached + {tokens.shape[1]} new tokens > n_ctx={config.n_ctx}"
+                f"{offset} cached + {tokens.shape[1]} new tokens > n_ctx={self.config.n_ctx}"
             )
         return offset
 
