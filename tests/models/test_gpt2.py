@@ -9,28 +9,8 @@ MINI = GPT2Config.mini()
 
 
 @pytest.fixture
-def model():
-    """A mini GPT-2 in float64 whose logits spread over several units, biases included."""
-    torch.manual_seed(0)
-    model = GPT2(MINI).double()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name.endswith("bias"):
-                p.normal_(std=0.1)
-            elif "ln_" not in name:
-                p.mul_(10)
-    return model
-
-
-@pytest.fixture
-def tokens():
-    return torch.randint(256, (3, 7), generator=torch.Generator().manual_seed(1))
-
-
-@torch.no_grad()
-def run(model, tokens, lengths):
-    cache = model.init_cache(len(tokens))
-    return torch.cat([model(piece, cache) for piece in tokens.split(lengths, dim=1)], dim=1)
+def config():
+    return MINI
 
 
 @pytest.mark.parametrize(
@@ -78,53 +58,6 @@ def test_weights_start_as_in_the_release():
             assert p.mean().abs().item() < 0.05 * std, name
 
 
-@pytest.mark.parametrize("split", [[n, 7 - n] for n in range(8)] + [[1] * 7])
-def test_prefill_and_decode_equal_one_pass_at_every_split(model, tokens, split):
-    want = model(tokens)
-    torch.testing.assert_close(run(model, tokens, split), want, rtol=0, atol=1e-11)
-
-
-def test_a_later_token_does_not_move_earlier_logits(model, tokens):
-    changed = tokens.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % 256
-    assert torch.equal(model(tokens)[:, :-1], model(changed)[:, :-1])
-
-
-def test_each_layer_counts_its_own_tokens(model, tokens):
-    """C27: prefill 5, decode 1."""
-    cache = model.init_cache(3)
-    with torch.no_grad():
-        model(tokens[:, :5], cache)
-        model(tokens[:, 5:6], cache)
-    assert [layer.length for layer in cache] == [6, 6]
-
-
-def test_greedy_ids_agree_with_and_without_a_cache_and_on_a_second_call(model, tokens):
-    """C26."""
-    runs = [model.generate(tokens, 5, use_cache=c) for c in (True, False, True, False)]
-    assert runs[0].shape == (3, 12) and torch.equal(runs[0][:, :7], tokens)
-    assert all(torch.equal(r, runs[0]) for r in runs)
-    assert len(set(runs[0][:, 7:].flatten().tolist())) > 3  # not one id over and over
-
-
-def test_greedy_takes_the_most_likely_token(model, tokens):
-    out = model.generate(tokens, 4)
-    logits = model(out)
-    assert torch.equal(out[:, 7:], logits[:, 6:-1].argmax(-1))
-
-
-@pytest.mark.parametrize("top_k", [None, 3, 1000])
-def test_sampling_is_reproducible_and_equal_with_and_without_a_cache(model, tokens, top_k):
-    def sample(seed, use_cache):
-        g = torch.Generator().manual_seed(seed)
-        options = dict(use_cache=use_cache, temperature=0.8, top_k=top_k, generator=g)
-        return model.generate(tokens, 20, **options)
-
-    first = sample(0, True)
-    assert torch.equal(sample(0, True), first) and torch.equal(sample(0, False), first)
-    assert not torch.equal(sample(1, True), first)
-
-
 def test_sampling_follows_the_softmax_at_its_temperature(model, tokens):
     model.wte.weight.data.mul_(0.2)  # flat enough that many tokens are drawn
     prompt = tokens[:1].expand(5000, 7)
@@ -149,52 +82,9 @@ def test_a_tiny_temperature_or_top_k_of_one_is_greedy(model, tokens):
     assert torch.equal(model.generate(tokens, 4, temperature=1.0, top_k=1), want)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_generate_leaves_no_trace(model, tokens, training):
-    model.train(training)
-    state = {name: x.clone() for name, x in model.state_dict().items()}
-    prompt = tokens.clone()
-    out = model.generate(tokens, 3)
-    assert not out.is_inference() and torch.is_grad_enabled()
-    assert all(m.training is training for m in model.modules())
-    assert torch.equal(tokens, prompt)
-    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert model(tokens).requires_grad
-
-
 def test_no_new_tokens_returns_a_copy_of_the_prompt(model, tokens):
     out = model.generate(tokens, 0)
     assert torch.equal(out, tokens) and out.data_ptr() != tokens.data_ptr()
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_generation_may_fill_the_context_but_not_pass_it(tokens, use_cache):
-    """C25: context 10, prompt 5, generate 10."""
-    torch.manual_seed(0)
-    model = GPT2(dataclasses.replace(MINI, n_ctx=10))
-    model.wte.register_forward_hook(lambda *_: calls.append(1))
-    calls = []
-    with pytest.raises(ValueError, match="prompt of 5.*max_new_tokens=10.*n_ctx=10"):
-        model.generate(tokens[:, :5], 10, use_cache=use_cache)
-    assert calls == []
-    assert model.generate(tokens[:, :5], 5, use_cache=use_cache).shape == (3, 10)
-
-
-@torch.no_grad()
-def test_a_context_overflow_is_refused_before_the_cache_is_written(tokens):
-    """C25: offset + T counts, not T alone."""
-    model = GPT2(dataclasses.replace(MINI, n_ctx=10))
-    cache = model.init_cache(3, capacity=20)
-    model(tokens, cache)
-    before = [layer.k.clone() for layer in cache]
-    with pytest.raises(ValueError, match="7 cached.*4 new.*n_ctx=10"):
-        model(tokens[:, :4], cache)
-    assert [layer.length for layer in cache] == [7, 7]
-    assert all(torch.equal(layer.k, k) for layer, k in zip(cache, before, strict=True))
-    assert model(tokens[:, :3], cache).shape == (3, 3, 256)
-    with pytest.raises(ValueError, match="0 cached.*14 new.*n_ctx=10"):
-        model(torch.cat([tokens, tokens], dim=1))
 
 
 @torch.no_grad()
@@ -211,32 +101,6 @@ def test_a_cache_that_does_not_fit_is_refused_before_it_is_written(model, tokens
     model(tokens[:, :2], small)
     with pytest.raises(ValueError, match=r"cache\[1\] holds 2 tokens, cache\[0\] 0"):
         model(tokens[:, :1], [large[0], small[1]])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("shape", [(3, 0), (0, 5)])
-def test_an_empty_sequence_or_batch_gives_empty_logits(model, shape):
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    assert model(tokens).shape == (*shape, 256)
-    assert model(tokens, model.init_cache(shape[0])).shape == (*shape, 256)
-
-
-@pytest.mark.parametrize(
-    "tokens, message",
-    [
-        (torch.zeros(5, dtype=torch.int64), r"tokens has shape \(5,\)"),
-        (torch.zeros(1, 5, 2, dtype=torch.int64), r"tokens has shape \(1, 5, 2\)"),
-        (torch.zeros(1, 5), "tokens has dtype torch.float32"),
-        (torch.zeros(1, 5, dtype=torch.int32), "tokens has dtype torch.int32"),
-        (torch.tensor([[0, 256]]), "tokens holds id 256, vocab_size is 256"),
-        (torch.tensor([[0, -1]]), "tokens holds id -1"),
-        (torch.zeros(1, 5, dtype=torch.int64, device="meta"), "tokens is on meta"),
-    ],
-)
-def test_bad_tokens_are_refused(model, tokens, message):
-    for call in (model, lambda t: model.generate(t, 1)):
-        with pytest.raises(ValueError, match=message):
-            call(tokens)
 
 
 @pytest.mark.parametrize(
@@ -277,21 +141,7 @@ def test_half_precision_runs_and_stays_close(model, tokens, dtype):
     model.to(dtype)
     logits = model(tokens)
     assert logits.dtype == dtype
-    # Ten times the release's weights: rounding is compared with the spread of the logits.
+    # Weights far larger than the release's: rounding is compared with the spread of the logits.
     assert (logits.double() - want).square().mean().sqrt() < 0.1 * want.std()
     cached, plain = (model.generate(tokens, 5, use_cache=c) for c in (True, False))
     assert cached.shape == plain.shape == (3, 12)
-
-
-def test_it_learns_one_sequence_by_heart(tokens):
-    torch.manual_seed(0)
-    model = GPT2(MINI)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(60):
-        logits = model(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
-    assert torch.equal(model.generate(tokens[:, :1], 6), tokens)

@@ -9,12 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hybrid_tests import (  # noqa: F401
+    B,
+    T,
+    test_one_pass,
+    test_prefill_and_decode_equal_their_one_pass,
+    test_prefill_and_rest_equal_their_one_pass_at_every_split,
+    test_the_choice_of_experts_is_no_matter_of_rounding,
+)
 
-from gpt2_to_k3.layers import LatentMoE
 from gpt2_to_k3.models import KimiK3, KimiK3Config
 
-B, T = 2, 67  # more than one chunk of KDA
-ATOL = 1e-4
 # Every kind of layer, two of MLA at the end, and three blocks of which the last is unfinished.
 # mlx wants heads of 32 channels in KDA.
 CONFIG = KimiK3Config(
@@ -24,15 +29,6 @@ CONFIG = KimiK3Config(
     intermediate_size=37, routed_expert_hidden_size=16, moe_intermediate_size=11, num_experts=8,
     num_experts_per_token=3, num_shared_experts=2,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def kimi(mlx):
-    try:
-        from mlx_lm.models import kimi_k3
-    except ImportError:
-        pytest.fail("mlx-lm is missing: pip install mlx-lm", pytrace=False)
-    return kimi_k3
 
 
 def randomise(model):
@@ -79,7 +75,7 @@ def released(weights):
     return theirs
 
 
-def their_config(kimi, config):
+def their_config(kimi_k3, config):
     """config as the release writes it."""
     same = (
         "vocab_size hidden_size num_hidden_layers attn_res_block_size num_attention_heads "
@@ -88,7 +84,7 @@ def their_config(kimi, config):
         "num_experts_per_token num_shared_experts"
     ).split()
     full, layers = config.full_attn_layers, range(1, config.num_hidden_layers + 1)
-    return kimi.TextArgs(
+    return kimi_k3.TextArgs(
         **{name: getattr(config, name) for name in same},
         num_key_value_heads=config.num_attention_heads,
         max_position_embeddings=config.n_ctx,
@@ -109,10 +105,10 @@ def their_config(kimi, config):
 
 
 @pytest.fixture(scope="module")
-def pair(mlx, kimi):
+def pair(mlx, kimi_k3):
     """Our model with random weights, and a call of theirs with the same."""
     ours = randomise(KimiK3(CONFIG))
-    model = kimi.LanguageModel(their_config(kimi, CONFIG))
+    model = kimi_k3.LanguageModel(their_config(kimi_k3, CONFIG))
     weights = released(ours.state_dict())
     weights = {name: mlx.array(x.contiguous().numpy()) for name, x in weights.items()}
     model.load_weights(list(model.sanitize(weights).items()))  # strict: all of them, no other
@@ -125,68 +121,9 @@ def pair(mlx, kimi):
 
 
 @pytest.fixture(scope="module")
-def tokens():
-    return torch.randint(97, (B, T), generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module")
 def want(pair, tokens):
     """Their logits of one pass without a cache."""
     return pair[1].call(tokens)
-
-
-@pytest.fixture
-def close(request):
-    record = {"tensors": 0, "logits": 0.0}
-    request.node.user_properties.append(("compared", record))
-
-    def check(got, want):
-        record["tensors"] += 1
-        record["logits"] = max(record["logits"], (got - want).abs().max().item())
-        torch.testing.assert_close(got, want, rtol=0, atol=ATOL)
-
-    return check
-
-
-@torch.no_grad()
-def run(model, tokens, lengths):
-    cache = model.init_cache(len(tokens), tokens.shape[1])
-    return torch.cat([model(piece, cache) for piece in tokens.split(lengths, dim=1)], dim=1)
-
-
-def test_one_pass(pair, tokens, want, close):
-    assert want.std() > 0.5
-    close(pair[0](tokens), want)
-
-
-@torch.no_grad()
-def test_the_choice_of_experts_is_no_matter_of_rounding(pair, tokens):
-    """Else a difference of 1e-6 could become one of 1. And the choice is not always the same."""
-    margins, used = [], []
-
-    def look(router, inputs, outputs):
-        s = (inputs[0] @ router.weight.T).sigmoid() + router.e_score_correction_bias
-        best = s.topk(router.top_k + 1).values
-        margins.append((best[:, -2] - best[:, -1]).min().item())
-        used.append(len(outputs[1].unique()))
-
-    routers = [m.gate for m in pair[0].modules() if isinstance(m, LatentMoE)]
-    hooks = [router.register_forward_hook(look) for router in routers]
-    pair[0](tokens)
-    for hook in hooks:
-        hook.remove()
-    assert len(margins) == 4 and min(margins) > 1e-5, margins
-    assert min(used) > 5, used
-
-
-@pytest.mark.parametrize("n", range(T + 1))
-def test_prefill_and_rest_equal_their_one_pass_at_every_split(pair, tokens, want, n, close):
-    close(run(pair[0], tokens, [n, T - n]), want)
-
-
-@pytest.mark.parametrize("prefill", [0, 1, 2, 3, 4, 63, 64, 65])
-def test_prefill_and_decode_equal_their_one_pass(pair, tokens, want, prefill, close):
-    close(run(pair[0], tokens, [prefill] + [1] * (T - prefill)), want)
 
 
 @torch.no_grad()
@@ -215,9 +152,9 @@ def test_greedy_ids_equal(pair, tokens):
         assert torch.equal(ours.generate(tokens[:, :7], 20, use_cache=use_cache), want)
 
 
-def test_our_defaults_are_theirs(kimi):
+def test_our_defaults_are_theirs(kimi_k3):
     """Where they have any: mlx reads the others from the release's configuration."""
-    got, default = their_config(kimi, KimiK3Config.k3()), kimi.TextArgs()
+    got, default = their_config(kimi_k3, KimiK3Config.k3()), kimi_k3.TextArgs()
     for name in (
         "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
         "num_key_value_heads max_position_embeddings num_experts_per_token routed_scaling_factor "

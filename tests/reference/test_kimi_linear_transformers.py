@@ -1,4 +1,4 @@
-"""KimiLinear against transformers' KimiLinearForCausalLM; MLA alone also against mlx-lm's, K3's.
+"""KimiLinear against transformers' KimiLinearForCausalLM; MLA alone too.
 
 transformers keeps A_log as [1, 1, H, 1], the three convolutions as one, and gate_proj and up_proj
 of all experts as one.
@@ -6,15 +6,20 @@ of all experts as one.
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from hybrid_tests import (  # noqa: F401
+    B,
+    T,
+    test_one_pass,
+    test_prefill_and_decode_equal_their_one_pass,
+    test_prefill_and_rest_equal_their_one_pass_at_every_split,
+    test_the_choice_of_experts_is_no_matter_of_rounding,
+)
 
-from gpt2_to_k3.layers import MixtureOfExperts, MultiHeadLatentAttention
+from gpt2_to_k3.layers import MultiHeadLatentAttention
 from gpt2_to_k3.models import KimiLinear, KimiLinearConfig
 
-B, T = 2, 67  # more than one chunk of KDA
-ATOL = 1e-4
 # Every kind of layer, also MLA with a dense feed-forward; no two widths are equal.
 CONFIG = KimiLinearConfig(
     vocab_size=97, n_ctx=80, hidden_size=20, num_hidden_layers=6, full_attn_layers=(2, 4, 6),
@@ -97,82 +102,26 @@ def their_config(kimi, config):
 
 @pytest.fixture(scope="module")
 def pair(transformers):
-    """Their model with random weights, and ours with the same."""
+    """Our model, and theirs with the same random weights."""
     torch.manual_seed(0)
     config = their_config(transformers.kimi, CONFIG)
     theirs = randomise(transformers.kimi.KimiLinearForCausalLM(config))
     ours = KimiLinear(CONFIG)
     ours.load_state_dict(converted(theirs.state_dict()))
-    return theirs, ours
-
-
-@pytest.fixture(scope="module")
-def tokens():
-    return torch.randint(97, (B, T), generator=torch.Generator().manual_seed(1))
+    return ours, theirs
 
 
 @pytest.fixture(scope="module")
 def want(pair, tokens):
     """Their logits of one pass without a cache."""
     with torch.no_grad():
-        return pair[0](tokens, use_cache=False).logits
-
-
-@pytest.fixture
-def close(request):
-    def check(got, want):
-        request.node.user_properties.append(
-            ("compared", {"tensors": 1, "logits": (got - want).abs().max().item()})
-        )
-        torch.testing.assert_close(got, want, rtol=0, atol=ATOL)
-
-    return check
-
-
-@torch.no_grad()
-def run(model, tokens, lengths):
-    cache = model.init_cache(len(tokens), tokens.shape[1])
-    return torch.cat([model(piece, cache) for piece in tokens.split(lengths, dim=1)], dim=1)
-
-
-def test_one_pass(pair, tokens, want, close):
-    assert want.std() > 0.5
-    close(pair[1](tokens), want)
-
-
-def test_the_choice_of_experts_is_no_matter_of_rounding(pair, tokens):
-    """Else a difference of 1e-6 could become one of 1. And the choice is not always the same."""
-    margins, used = [], []
-
-    def look(router, inputs, outputs):
-        s = (inputs[0] @ router.weight.T).sigmoid() + router.e_score_correction_bias
-        best = s.topk(router.top_k + 1).values
-        margins.append((best[:, -2] - best[:, -1]).min().item())
-        used.append(len(outputs[1].unique()))
-
-    routers = [m.gate for m in pair[1].modules() if isinstance(m, MixtureOfExperts)]
-    hooks = [router.register_forward_hook(look) for router in routers]
-    pair[1](tokens)
-    for hook in hooks:
-        hook.remove()
-    assert len(margins) == 4 and min(margins) > 1e-5, margins
-    assert min(used) > 6, used
-
-
-@pytest.mark.parametrize("n", range(T + 1))
-def test_prefill_and_rest_equal_their_one_pass_at_every_split(pair, tokens, want, n, close):
-    close(run(pair[1], tokens, [n, T - n]), want)
-
-
-@pytest.mark.parametrize("prefill", [0, 1, 2, 3, 4, 63, 64, 65])
-def test_prefill_and_decode_equal_their_one_pass(pair, tokens, want, prefill, close):
-    close(run(pair[1], tokens, [prefill] + [1] * (T - prefill)), want)
+        return pair[1](tokens, use_cache=False).logits
 
 
 @torch.no_grad()
 def test_prefill_and_decode_equal_theirs(transformers, pair, tokens, close):
     """Piece by piece, both with their caches; what MLA keeps is the same as well."""
-    theirs, ours = pair
+    ours, theirs = pair
     their_cache, cache = transformers.DynamicCache(config=theirs.config), ours.init_cache(B)
     for piece in tokens.split([60] + [1] * (T - 60), 1):
         close(ours(piece, cache), theirs(piece, cache=their_cache).logits)
@@ -183,7 +132,7 @@ def test_prefill_and_decode_equal_theirs(transformers, pair, tokens, close):
 
 
 def test_greedy_ids_equal(pair, tokens):
-    theirs, ours = pair
+    ours, theirs = pair
     prompt = tokens[:, :7]
     options = dict(max_new_tokens=20, do_sample=False, pad_token_id=0)
     want = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
@@ -192,7 +141,7 @@ def test_greedy_ids_equal(pair, tokens):
 
 
 def test_gradients_equal(pair, tokens):
-    theirs, ours = pair
+    ours, theirs = pair
     grads = []
     for model in pair:
         model.zero_grad()
@@ -201,7 +150,7 @@ def test_gradients_equal(pair, tokens):
             logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
         ).backward()
         grads.append({name: p.grad for name, p in model.named_parameters()})
-    want, got = converted(grads[0]), grads[1]
+    got, want = grads[0], converted(grads[1])
     assert got.keys() == want.keys()
     for name, grad in got.items():
         size = want[name].abs().max()
@@ -210,7 +159,7 @@ def test_gradients_equal(pair, tokens):
 
 
 def test_the_counts_of_weights(pair, transformers):
-    theirs, ours = pair
+    ours, theirs = pair
     count = sum(x.numel() for x in theirs.state_dict().values())
     assert ours.num_parameters() == count
     with torch.device("meta"):
@@ -251,35 +200,3 @@ def test_mla_with_and_without_query_lora(transformers, q_lora_rank, close):
     q, rows = ours.project(x)
     for form in (ours.naive, ours.absorbed):
         close(ours.o_proj(form(q, rows).flatten(2)), want)
-
-
-@torch.no_grad()
-def test_gated_mla_of_k3_against_mlx(close):
-    try:
-        import mlx.core as mx
-        from mlx_lm.models import kimi_k3
-        from mlx_lm.models.cache import KVCache
-    except ImportError:
-        pytest.fail('mlx is missing: pip install "mlx[cpu]" mlx-lm', pytrace=False)
-    mx.set_default_device(mx.cpu)
-    mx.disable_compile()  # that would call a C++ compiler
-    torch.manual_seed(0)
-    sizes = dict(kv_lora_rank=14, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=7)
-    ours = MultiHeadLatentAttention(20, 5, **sizes, q_lora_rank=9, output_gate=True, n_ctx=16)
-    weights = dict(randomise(ours).state_dict())
-    W_k, W_v = weights.pop("kv_b_proj.weight").unflatten(0, (5, 13)).split([6, 7], 1)
-    weights |= {"embed_q.weight": W_k.mT, "unembed_out.weight": W_v}
-    args = kimi_k3.TextArgs(
-        hidden_size=20, num_attention_heads=5, q_lora_rank=9, mla_use_output_gate=True, **sizes
-    )
-    theirs = kimi_k3.KimiK3MLAAttention(args)
-    theirs.load_weights([(n, mx.array(w.contiguous().numpy())) for n, w in weights.items()])
-    x = torch.randn(B, 9, 20)
-    their_cache, cache = KVCache(), ours.init_cache(B)
-    for piece in x.split([5, 1, 1, 2], 1):
-        seen, new = cache.length, piece.shape[1]
-        mask = mx.array(torch.ones(new, seen + new).tril(seen).bool().numpy())
-        want = theirs(mx.array(piece.numpy()), mask=mask, cache=their_cache)
-        want = torch.from_numpy(np.array(want))
-        assert want.std() > 0.1
-        close(ours(piece, cache), want)

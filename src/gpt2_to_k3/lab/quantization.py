@@ -13,7 +13,7 @@ BLOCK = 32
 
 
 def element_values(exponent_bits, mantissa_bits):
-    """The numbers of a small float, by code: from the highest bit sign, exponent, mantissa.
+    """The numbers of a small float (eq. 13.1), by code: from the top bit sign, exponent, mantissa.
 
     (-1)^sign 2^(exponent - bias) (1 + mantissa / 2^mantissa_bits), with
     bias = 2^(exponent_bits - 1) - 1. Exponent 0 is subnormal: 2^(1 - bias) mantissa /
@@ -32,7 +32,7 @@ def element_values(exponent_bits, mantissa_bits):
 
 
 E2M1 = element_values(2, 1)
-"""Values of MXFP4's 16 codes: 0, 0.5, 1, 1.5, 2, 3, 4, 6, then the same negative."""
+"""Values of MXFP4's 16 codes (eq. 13.1): 0, 0.5, 1, 1.5, 2, 3, 4, 6, then the same negative."""
 
 E4M3 = element_values(4, 3)
 """Values of MXFP8's 256 codes: up to 448, and NaN at 127 and 255."""
@@ -43,7 +43,7 @@ E8M0 = torch.tensor([2.0 ** (e - 127) for e in range(255)] + [torch.nan], dtype=
 
 
 def quantize_mxfp4(x):
-    """codes, scales of x in MXFP4: scale 2^(floor(log2(max of the block)) - 2), elements E2M1.
+    """codes, scales of x in MXFP4: scale 2^(floor(log2(block max)) - 2), elements E2M1 (eq. 13.2).
 
     An element is x / scale rounded to the nearest value, of two equally near ones to the even code,
     and at most 6: what lies between 6 and 8 times the scale saturates. A block of zeros has the
@@ -62,14 +62,15 @@ def quantize_mxfp4(x):
 def quantize_mxfp8(x):
     """codes, scales of x in MXFP8: scale 2^(floor(log2(max of the block)) - 8), elements E4M3.
 
-    As quantize_mxfp4, at most 448: what lies between 448 and 512 times the scale saturates.
+    As quantize_mxfp4 (eq. 13.2, with 8 for 2), at most 448: what lies between 448 and 512 times the
+    scale saturates.
     Source: as quantize_mxfp4.
     """
     return _quantize(x, E4M3)
 
 
 def dequantize(codes, scales, elements, dtype=torch.float32):
-    """x = elements[code] * 2^(scale - 127): each code's value times its block's scale.
+    """x = elements[code] * 2^(scale - 127): a code's value times its block's scale (eq. 13.2).
 
     Shapes: codes uint8 [..., n], scales uint8 [..., n / 32], elements E2M1 or E4M3 -> x [..., n].
     Dtype: dtype; exact in float32 and wider, but for what float32 does not hold: a product from
@@ -96,7 +97,7 @@ def dequantize(codes, scales, elements, dtype=torch.float32):
 
 
 def fake_quantize(x, elements):
-    """y = dequantize(quantize(x)) forward, and dy/dx = 1 backward: training that sees the rounding.
+    """y = dequantize(quantize(x)) forward, dy/dx = 1 backward (eq. 13.3): training sees rounding.
 
     The straight-through estimator: the step function's own gradient is 0 almost everywhere. Values
     that saturate let the gradient through too.

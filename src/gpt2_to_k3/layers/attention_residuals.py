@@ -12,7 +12,7 @@ from .norm import RMSNorm, at_least_float32, check_sizes
 
 
 def source_weights(w, sources, eps):
-    """alpha = softmax_i(w . s_i / sqrt(mean of s_i^2 + eps)): the share of each source.
+    """alpha = softmax_i(w . s_i / sqrt(mean of s_i^2 + eps)): the share of each source (eq. 11.1).
 
     w is the learned query times the weight of the RMSNorm of the sources; the scores have no
     1 / sqrt(D). w = 0 weighs all sources alike.
@@ -29,7 +29,7 @@ def source_weights(w, sources, eps):
 
 
 def mix_sources(w, sources, eps):
-    """h = sum over i of alpha_i s_i, alpha = source_weights: the sources as they are, not normed.
+    """h = sum over i of alpha_i s_i (eq. 11.1), alpha = source_weights: the sources are not normed.
 
     w = 0 gives their mean. A plain residual stream is their sum, N times as large; the norm before
     the next sublayer takes the factor out.
@@ -44,7 +44,7 @@ def mix_sources(w, sources, eps):
 
 
 def read_blocks(w, sources, eps):
-    """Phase 1 of inference: the S queries of a block read all finished sources at once.
+    """Phase 1 of inference: the S queries of a block read all finished sources at once (eq. 11.3).
 
     It comes before any of the block's sublayers: a query is a weight and waits for no activation.
 
@@ -60,7 +60,7 @@ def read_blocks(w, sources, eps):
 
 
 def read_partial(w, o, lse, partial, eps):
-    """Phase 2: the open block's sum so far joins one query's reading of phase 1, by merge_softmax.
+    """Phase 2: the open block's sum joins a reading of phase 1, by merge_softmax (eq. 11.3).
 
     A source alone is its own reading, and its score is that reading's lse.
 
@@ -80,8 +80,8 @@ def read_partial(w, o, lse, partial, eps):
 class AttentionResidual(nn.Module):
     """h = mix_sources(query * norm.weight, sources, eps): what one sublayer, or the output, reads.
 
-    The query starts at zero, so h starts as the mean. Where there is one source alone, as before
-    the first sublayer, no weight changes h, and the gradients are 0.
+    The query, w in equation 11.1, starts at zero, so h starts as the mean. Where there is one
+    source alone, as before the first sublayer, no weight changes h, and the gradients are 0.
 
     Shapes: sources, a sequence of [..., hidden_size] -> h [..., hidden_size]; query and
     norm.weight [hidden_size].
@@ -107,7 +107,7 @@ class AttentionResidual(nn.Module):
 
 
 def attention_residuals(x, sublayers, mixers, block_size):
-    """y_i = f_i(mix_i(b_0, ..., b_n, p)): b_0 = x, b_n a block's sum of y, p the open block's.
+    """y_i = f_i(mix_i(b_0, ..., b_n, p)) (eq. 11.2): b_0 = x, b_n a block's sum, p the open one's.
 
     block_size sublayers are a block; the last one may be shorter. A block's first sublayer has no
     p to read. The last mixer reads all there is at the end, and its reading is the result.
@@ -134,7 +134,7 @@ def attention_residuals(x, sublayers, mixers, block_size):
 
 
 def two_phase_attention_residuals(x, sublayers, mixers, block_size):
-    """attention_residuals, its finished blocks read once a block instead of once a sublayer.
+    """attention_residuals, its finished blocks read once a block, not once a sublayer (eq. 11.3).
 
     Shapes, dtype: as attention_residuals.
     Errors: as attention_residuals, and ValueError if the mixers' eps differ.

@@ -74,9 +74,9 @@ class KVCache:
 class LatentCache:
     """Keep rows [B, capacity, dim], of which `length` tokens are filled: what MLA needs of a token.
 
-    A row is the normed latent and the key channels that all heads share, side by side: 512 + 64 =
-    576 numbers in Kimi Linear, where the keys and values of its 32 heads would be 10,240. The rows
-    are allocated once. Use it under torch.no_grad(), as KVCache.
+    A row is the normed latent and the key channels that all heads share (eq. 9.1), side by side:
+    512 + 64 = 576 numbers in Kimi Linear, where the keys and values of its 32 heads would be
+    10,240. The rows are allocated once. Use it under torch.no_grad(), as KVCache.
 
     Units: capacity and length count tokens. Dtype and device: as given, never converted.
     Errors: ValueError for a size below 0, or a dtype that is not floating point.

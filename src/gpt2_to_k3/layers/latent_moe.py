@@ -56,9 +56,9 @@ class SiTUExperts(Experts):
 class LatentMoE(nn.Module):
     """y = shared_experts(x) + up(RMSNorm(sum over a token's experts e of p_e SiTUGLU_e(down(x)))).
 
-    The routed experts live in latent_size channels; the router and the shared experts read x at
-    its full width. The bias of the router selects experts and does nothing else; it is a buffer,
-    which balance moves.
+    Equation 12.2. The routed experts live in latent_size channels; the router and the shared
+    experts read x at its full width. The bias of the router selects experts and does nothing else;
+    it is a buffer, which balance moves.
 
     The norm takes the length of the sum away: only the ratios of a token's p matter, and neither
     their sum nor, but for eps, routed_scaling_factor.
@@ -122,7 +122,7 @@ def expert_load(scores, k, bias):
 
 @torch.no_grad()
 def quantile_balancing(scores, k, bias):
-    """b_j = -(the (q+1)-th largest over tokens i of s_ij - a_i), less the mean of b.
+    """b_j = -(the (q+1)-th largest over tokens i of s_ij - a_i), less the mean of b (eq. 12.3).
 
     a_i is what expert j has to pass to be chosen by token i: the (k+1)-th largest of s_i + bias.
     q = tokens * k / E, rounded down, is an equal load: with these a_i no expert gets more. The new

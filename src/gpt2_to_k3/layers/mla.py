@@ -12,7 +12,7 @@ _LORA_NORM_EPS = 1e-6
 
 
 class MultiHeadLatentAttention(nn.Module):
-    """y = o_proj(softmax_attention(q, k, v)), with the heads' k and v made from one latent a token.
+    """y = o_proj(softmax_attention(q, k, v)), the heads' k and v made from one latent (eq. 9.1).
 
     c = RMSNorm(kv_a(x)) is the latent; a head's key is [c W_k, k_shared], its value c W_v, where
     k_shared are qk_rope_head_dim more channels of kv_a(x), not normed, the same for all heads.
@@ -78,7 +78,7 @@ class MultiHeadLatentAttention(nn.Module):
         return self.o_proj(o)
 
     def project(self, x):
-        """Return queries [B, T, H, nope + rope], and the rows of x for a cache, [B, T, dim]."""
+        """Return queries [B, T, H, nope + rope], and the rows [c, k_shared] of x, [B, T, dim]."""
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected [B, T, {self.hidden_size}]")
         if self.q_lora_rank is None:
@@ -90,7 +90,7 @@ class MultiHeadLatentAttention(nn.Module):
         return q.unflatten(-1, (self.num_heads, -1)), rows
 
     def naive(self, q, rows):
-        """Attend with q to the keys and values that all rows expand to, [B, T, H, v_head_dim].
+        """Attend with q to the k and v that all rows expand to (eq. 9.1), [B, T, H, v_head_dim].
 
         For every call the rows become num_heads * (nope + rope + v_head_dim) numbers each.
         """
@@ -100,7 +100,7 @@ class MultiHeadLatentAttention(nn.Module):
         return softmax_attention(q, torch.cat([k, k_shared], -1), v, scale=self.scale)
 
     def absorbed(self, q, rows):
-        """Attend with q to the rows themselves, as naive does to what they expand to.
+        """Attend with q to the rows themselves, as naive does to what they expand to (eq. 9.2).
 
         Of T tokens each attends by itself: the form is for T = 1, a decode step.
         """

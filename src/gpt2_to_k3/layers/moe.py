@@ -9,7 +9,7 @@ from .norm import at_least_float32, check_sizes
 
 
 def route(logits, bias, top_k, *, scaling_factor=1.0):
-    """T = top_k experts of s + bias, p_j = scaling_factor * s_j / (sum of s over T).
+    """T = top_k experts of s + bias, p_j = scaling_factor * s_j / (sum of s over T) (eq. 12.1).
 
     s = sigmoid(logits), the scores.
     The bias only selects: it balances the load, and has no part in the weights p nor a gradient.

@@ -7,21 +7,16 @@ from torch import nn
 
 from ..layers import (
     AttentionResidual,
-    Experts,
     KimiDeltaAttention,
     LatentMoE,
     MultiHeadLatentAttention,
     RMSNorm,
-    Router,
     SiTUGLU,
     attention_residuals,
 )
-from ._hybrid import check_config, check_inputs
-from .gpt2 import GPT2
+from ._hybrid import KERNEL_SIZE, NORM_EPS, HybridModel, check_config
 
-_NORM_EPS = 1e-5  # config.json's rms_norm_eps
-_KERNEL_SIZE = 4  # short_conv_kernel_size
-_LOWER_BOUND = -5.0  # and gate_lower_bound
+_LOWER_BOUND = -5.0  # config.json's gate_lower_bound
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,8 @@ class KimiK3Layer(nn.Module):
     def __init__(self, config, number):
         super().__init__()
         D = config.hidden_size
-        self.self_attention_res = AttentionResidual(D, _NORM_EPS)
-        self.input_layernorm = RMSNorm(D, _NORM_EPS)
+        self.self_attention_res = AttentionResidual(D, NORM_EPS)
+        self.input_layernorm = RMSNorm(D, NORM_EPS)
         if number in config.full_attn_layers:
             self.self_attn = MultiHeadLatentAttention(
                 D, config.num_attention_heads, kv_lora_rank=config.kv_lora_rank,
@@ -111,15 +106,15 @@ class KimiK3Layer(nn.Module):
                 D, config.linear_num_heads, config.linear_head_dim, lower_bound=_LOWER_BOUND,
                 use_full_rank_gate=True,
             )  # fmt: skip
-        self.mlp_res = AttentionResidual(D, _NORM_EPS)
-        self.post_attention_layernorm = RMSNorm(D, _NORM_EPS)
+        self.mlp_res = AttentionResidual(D, NORM_EPS)
+        self.post_attention_layernorm = RMSNorm(D, NORM_EPS)
         if number <= config.first_k_dense_replace:
             self.mlp = SiTUGLU(D, config.intermediate_size)
         else:
             self.mlp = LatentMoE(
                 D, config.routed_expert_hidden_size, config.moe_intermediate_size,
                 num_experts=config.num_experts, top_k=config.num_experts_per_token,
-                num_shared_experts=config.num_shared_experts, norm_eps=_NORM_EPS,
+                num_shared_experts=config.num_shared_experts, norm_eps=NORM_EPS,
             )  # fmt: skip
 
     def attention(self, h, cache=None):
@@ -137,7 +132,7 @@ class KimiK3Layer(nn.Module):
         return self.self_attn.init_cache(batch_size)
 
 
-class KimiK3(nn.Module):
+class KimiK3(HybridModel):
     """logits = lm_head(norm(attention_residuals(embed_tokens[tokens], the layers' sublayers))).
 
     A sublayer reads a mean of the embedding, the finished blocks' sums and the open one's, weighed
@@ -148,33 +143,15 @@ class KimiK3(nn.Module):
     float64 weights).
     Weights start normal with std 0.02, as Kimi Linear's, but for the norms (1), the mixers' queries
     (0), the convolutions, A_log and dt_bias, which start as in their layers.
+    Units: in K3 a token takes 13,824 numbers of the cache (eq. 10.1). Depth has none: a token's
+    sources are its own.
     Source: Kimi K3 (arXiv 2607.24653), section 2; `mlx_lm/models/kimi_k3.py`. The vision tower is
     not part of it, and the released checkpoint has no multi-token prediction.
     """
 
     def __init__(self, config):
-        super().__init__()
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            KimiK3Layer(config, i + 1) for i in range(config.num_hidden_layers)
-        )
-        self.output_attn_res = AttentionResidual(config.hidden_size, _NORM_EPS)
-        self.norm = RMSNorm(config.hidden_size, _NORM_EPS)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding, Router, Experts)):
-                for weight in module.parameters():
-                    nn.init.normal_(weight, std=0.02)
-
-    def forward(self, tokens, cache=None):
-        """Return logits [B, T, vocab_size] for tokens int64 [B, T] that follow those in the cache.
-
-        Errors: ValueError for tokens of another rank, dtype or device, for an id outside the
-        vocabulary (looked at on the CPU only), for a cache of other layers or batch, and for more
-        than n_ctx tokens with those in the cache. Nothing is written to the cache then.
-        """
-        return self.head(self.hidden(tokens, cache))
+        super().__init__(config, KimiK3Layer)
+        self.output_attn_res = AttentionResidual(config.hidden_size, NORM_EPS)
 
     def hidden(self, tokens, cache=None):
         """Return what the head reads, [B, T, hidden_size]; arguments and errors as in forward."""
@@ -189,26 +166,6 @@ class KimiK3(nn.Module):
         block_size = 2 * self.config.attn_res_block_size  # in sublayers
         return self.norm(attention_residuals(x, sublayers, mixers, block_size))
 
-    def head(self, x):
-        """Return logits [B, T, vocab_size] for x [B, T, hidden_size]."""
-        return self.lm_head(x)
-
-    def init_cache(self, batch_size, capacity=None):
-        """Return an empty cache a layer: a RecurrentCache for KDA; for MLA a LatentCache.
-
-        Units: capacity counts tokens, default n_ctx; in K3 a token takes 13,824 numbers. Depth has
-        no cache: a token's sources are its own.
-        """
-        capacity = self.config.n_ctx if capacity is None else capacity
-        return [layer.init_cache(batch_size, capacity) for layer in self.layers]
-
-    def num_parameters(self):
-        """Return the number of weights and router biases; works on the meta device."""
-        return sum(x.numel() for x in [*self.parameters(), *self.buffers()])
-
-    generate = GPT2.generate  # it needs _check, init_cache, hidden, head and config.n_ctx
-    _check = check_inputs
-
 
 def count_parameters(config, *, active=False):
     """Return the number of weights of each part of a KimiK3, by name; their sum is the model's.
@@ -221,7 +178,7 @@ def count_parameters(config, *, active=False):
     L, n_mla = config.num_hidden_layers, len(config.full_attn_layers)
     n_dense = config.first_k_dense_replace
     P = H * K
-    kda = 4 * D * P + 3 * _KERNEL_SIZE * P  # q, k, v, o; their convolutions
+    kda = 4 * D * P + 3 * KERNEL_SIZE * P  # q, k, v, o; their convolutions
     kda += D * K + K * P + H + P  # decay, low-rank; A_log, dt_bias
     kda += D * P + D * H + K  # gate; beta; norm
     H, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim

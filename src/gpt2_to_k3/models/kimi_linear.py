@@ -5,19 +5,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..layers import (
-    Experts,
     KimiDeltaAttention,
     MixtureOfExperts,
     MultiHeadLatentAttention,
     RMSNorm,
-    Router,
     SwiGLU,
 )
-from ._hybrid import check_config, check_inputs
-from .gpt2 import GPT2
-
-_NORM_EPS = 1e-5  # config.json's rms_norm_eps
-_KERNEL_SIZE = 4  # and short_conv_kernel_size
+from ._hybrid import KERNEL_SIZE, NORM_EPS, HybridModel, check_config
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class KimiLinearLayer(nn.Module):
     def __init__(self, config, number):
         super().__init__()
         D = config.hidden_size
-        self.input_layernorm = RMSNorm(D, _NORM_EPS)
+        self.input_layernorm = RMSNorm(D, NORM_EPS)
         if number in config.full_attn_layers:
             self.self_attn = MultiHeadLatentAttention(
                 D, config.num_attention_heads, kv_lora_rank=config.kv_lora_rank,
@@ -99,7 +93,7 @@ class KimiLinearLayer(nn.Module):
             )  # fmt: skip
         else:
             self.self_attn = KimiDeltaAttention(D, config.linear_num_heads, config.linear_head_dim)
-        self.post_attention_layernorm = RMSNorm(D, _NORM_EPS)
+        self.post_attention_layernorm = RMSNorm(D, NORM_EPS)
         if number <= config.first_k_dense_replace:
             self.mlp = SwiGLU(D, config.intermediate_size)
         else:
@@ -121,38 +115,19 @@ class KimiLinearLayer(nn.Module):
         return self.self_attn.init_cache(batch_size)
 
 
-class KimiLinear(nn.Module):
+class KimiLinear(HybridModel):
     """logits = lm_head(norm(layers(embed_tokens[tokens]))), with no positions: KDA knows the order.
 
     Shapes: tokens int64 [B, T] -> logits [B, T, vocab_size]. Dtype: the weights'; decays, states,
     routers and the sums over experts in float32 (float64 for float64 weights).
     Weights start normal with std 0.02, the release's initializer_range, but for the norms (1), the
     convolutions, A_log and dt_bias, which start as in their layers.
+    Units: in the 48B model a token takes 4,032 numbers of the cache (eq. 10.1).
     Source: Kimi Linear (arXiv 2510.26692), section 4; its release's `modeling_kimi.py`.
     """
 
     def __init__(self, config):
-        super().__init__()
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            KimiLinearLayer(config, i + 1) for i in range(config.num_hidden_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, _NORM_EPS)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding, Router, Experts)):
-                for weight in module.parameters():
-                    nn.init.normal_(weight, std=0.02)
-
-    def forward(self, tokens, cache=None):
-        """Return logits [B, T, vocab_size] for tokens int64 [B, T] that follow those in the cache.
-
-        Errors: ValueError for tokens of another rank, dtype or device, for an id outside the
-        vocabulary (looked at on the CPU only), for a cache of other layers or batch, and for more
-        than n_ctx tokens with those in the cache. Nothing is written to the cache then.
-        """
-        return self.head(self.hidden(tokens, cache))
+        super().__init__(config, KimiLinearLayer)
 
     def hidden(self, tokens, cache=None):
         """Return what the head reads, [B, T, hidden_size]; arguments and errors as in forward."""
@@ -161,25 +136,6 @@ class KimiLinear(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, None if cache is None else cache[i])
         return self.norm(x)
-
-    def head(self, x):
-        """Return logits [B, T, vocab_size] for x [B, T, hidden_size]."""
-        return self.lm_head(x)
-
-    def init_cache(self, batch_size, capacity=None):
-        """Return an empty cache a layer: a RecurrentCache for KDA; for MLA a LatentCache.
-
-        Units: capacity counts tokens, default n_ctx; in the 48B model a token takes 4,032 numbers.
-        """
-        capacity = self.config.n_ctx if capacity is None else capacity
-        return [layer.init_cache(batch_size, capacity) for layer in self.layers]
-
-    def num_parameters(self):
-        """Return the number of weights and router biases; works on the meta device."""
-        return sum(x.numel() for x in [*self.parameters(), *self.buffers()])
-
-    generate = GPT2.generate  # it needs _check, init_cache, hidden, head and config.n_ctx
-    _check = check_inputs
 
 
 def count_parameters(config, *, active=False):
@@ -192,7 +148,7 @@ def count_parameters(config, *, active=False):
     D, H, K = config.hidden_size, config.linear_num_heads, config.linear_head_dim
     n_mla, n_dense = len(config.full_attn_layers), config.first_k_dense_replace
     P = H * K
-    kda = 4 * D * P + 3 * _KERNEL_SIZE * P  # q, k, v, o; their convolutions
+    kda = 4 * D * P + 3 * KERNEL_SIZE * P  # q, k, v, o; their convolutions
     kda += 2 * (D * K + K * P) + H + P  # decay and gate, low-rank; A_log, dt_bias
     kda += D * H + K  # beta; norm
     H, rank, rope = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
