@@ -5,32 +5,39 @@ from linear attention on overwritten keys. Without it the whole experiment runs 
 parts: "rules" starves the state (one head of 16 x 16), "states" changes its size, and "lengths"
 has the sizes and learning rates of Kimi Linear, section 5.1, with fewer steps than its 20,000.
 
-Models of one seed see the same batches. Several train at once, in processes, since a model this
-small leaves a GPU idle.
+Models of one task and seed see the same batches. On a GPU they train side by side, each on its own
+stream, since one model this small leaves it idle; groups of them run in processes.
 
 usage: python benchmarks/recall.py [--quick | --tiny] [--parts NAME ...] [--rules NAME ...]
-           [--lengths T ...] [--seeds N] [--steps N] [--workers N] [--minutes N] [--save FILE]
+           [--lengths T ...] [--rates LR ...] [--seeds N] [--steps N] [--batch N] [--workers N]
+           [--minutes N] [--save FILE]
 """
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 
 import torch
+import torch.nn.functional as F
 from record import write
+from torch import nn
 
 from gpt2_to_k3.lab import pick_device, tasks
 from gpt2_to_k3.lab.recall import GATES, RULES, RecallModel
-from gpt2_to_k3.lab.training import accuracy, train
+from gpt2_to_k3.lab.training import accuracy, learning_rate, optimizer_for, train
 
 PARTS = ("rules", "states", "lengths")
 PAPER_RATES = (5e-5, 1e-4, 5e-4, 1e-3)
 GATED = ("decay", "gated delta", "kda")
 VALUES = 32
+WARMUP = 50
+MEANS = 20  # of losses, kept of a run
 LONGER = 4  # times as many tokens as in training
 STARVED = {"T": 96, "keys": 16, "hidden": 64, "layers": 1, "heads": 1, "head_dim": 16}
 PAPER = {"keys": 64, "hidden": 256, "layers": 2, "heads": 2, "head_dim": 128}
@@ -68,87 +75,170 @@ def variants(rules):
     return [(r, g) for r in rules for g in (GATES if r in GATED else ["slow"])]
 
 
-def jobs(parts, rules, lengths, seeds, steps, tiny):
+def jobs(parts, rules, lengths, rates, seeds, steps, batch, tiny):
     """Every run as a dict, in the order of value: first seeds first, and of them the short rows."""
-    starved, paper, widths, rates = STARVED, PAPER, (8, 16, 32, 64), PAPER_RATES
+    starved, paper, widths = STARVED, PAPER, (8, 32)  # part "rules" has 16
     if tiny:
         small = {"hidden": 8, "head_dim": 4}
         starved, paper = STARVED | small | {"T": 12, "keys": 4}, PAPER | small | {"keys": 4}
-        widths, rates, lengths, steps = (2, 4), (1e-3,), (8, 12), 2
+        widths, rates, lengths, steps, batch = (2, 4), (1e-3,), (8, 12), 2, 4
     found = []
     for (rule, gates), seed in itertools.product(variants(rules), range(seeds)):
-        run = {"rule": rule, "gates": gates, "seed": seed, "batch": 4 if tiny else 64}
+        run = {"rule": rule, "gates": gates, "seed": seed, "batch": batch}
         quick = run | starved | {"lr": 1e-2, "steps": steps or 1500}
         if "rules" in parts:
             for task in ("overwrite", "mqar", "palindrome", "stacks", "reset", "needle"):
                 deep = {"layers": 2} if task in ("mqar", "palindrome") else {}
                 found.append(quick | deep | {"part": "rules", "task": task})
         if "states" in parts:
-            for task, K in itertools.product(("overwrite", "mqar", "stacks"), widths):
+            for task, K in itertools.product(("overwrite", "stacks"), widths):
                 found.append(quick | {"part": "states", "task": task, "head_dim": K})
         if "lengths" in parts:
             grid = itertools.product(("palindrome", "mqar", "stacks"), lengths, rates)
             for task, T, lr in grid:
                 sizes = paper | {"T": T, "lr": lr, "steps": steps or 4000}
                 found.append(run | sizes | {"part": "lengths", "task": task})
-    return sorted(found, key=lambda job: (job["seed"], job["T"]))
+    return sorted(found, key=same_batches)
+
+
+def same_batches(job):
+    """What jobs that train side by side have in common."""
+    return job["seed"], job["T"], job["part"], job["task"]
+
+
+def new_model(job, vocabulary):
+    torch.manual_seed(job["seed"])
+    return RecallModel(
+        job["rule"], vocabulary, hidden_size=job["hidden"], layers=job["layers"],
+        num_heads=job["heads"], head_dim=job["head_dim"], gates=job["gates"],
+    )  # fmt: skip
 
 
 def measure(job, device, progress=False):
     """Train one model; return job with its accuracy, that on longer rows, and 20 mean losses."""
     torch.set_num_threads(1)
     make, vocabulary = problem(job["task"], job["T"], job["keys"])
-    torch.manual_seed(job["seed"])
-    model = RecallModel(
-        job["rule"], vocabulary, hidden_size=job["hidden"], layers=job["layers"],
-        num_heads=job["heads"], head_dim=job["head_dim"], gates=job["gates"],
-    )  # fmt: skip
-    start, warmup = time.perf_counter(), min(50, job["steps"])
+    model = new_model(job, vocabulary)
+    start, warmup = time.perf_counter(), min(WARMUP, job["steps"])
     losses = train(
         model, partial(make, job["batch"]), job["steps"], job["lr"],
         seed=job["seed"], warmup=warmup, device=device, progress=progress,
     )  # fmt: skip
-    row = job | {"seconds": time.perf_counter() - start}
-    row["accuracy"] = tested(model, make, job)
-    if job.get("part") != "lengths":
-        row["longer"] = tested(model, problem(job["task"], job["T"], job["keys"], LONGER)[0], job)
-    size = -(-len(losses) // 20)
-    row["losses"] = [fmean(losses[i : i + size]) for i in range(0, len(losses), size)]
-    return row
+    seconds = time.perf_counter() - start
+    size = -(-len(losses) // MEANS)
+    means = [fmean(losses[i : i + size]) for i in range(0, len(losses), size)]
+    return job | {"seconds": seconds} | tested(model, job, test_batches(job)) | {"losses": means}
 
 
-def tested(model, make, job):
-    """Mean accuracy on rows that no seed trains on; few at a time, for softmax has T^2 scores."""
-    generator = torch.Generator().manual_seed(10_000)
-    return fmean(accuracy(model, make(job["batch"], generator)) for _ in range(8))
+def measure_together(group, device):
+    """As measure, for jobs that see the same batches, on a GPU: each model's step is one graph."""
+    torch.set_num_threads(1)
+    first = group[0]
+    make, vocabulary = problem(first["task"], first["T"], first["keys"])
+    generator = torch.Generator().manual_seed(first["seed"])
+    batch = [x.to(device) for x in make(first["batch"], torch.Generator())]
+    rates = {job["lr"]: torch.zeros((), device=device) for job in group}
+    models = [new_model(job, vocabulary).to(device) for job in group]
+    trials = [captured(m, batch, rates[job["lr"]]) for m, job in zip(models, group, strict=True)]
+    main, losses = torch.cuda.current_stream(device), []
+    for step in range(first["steps"]):
+        for lr, rate in rates.items():
+            rate.fill_(learning_rate(step, first["steps"], lr, min(WARMUP, first["steps"])))
+        for held, new in zip(batch, make(first["batch"], generator), strict=True):
+            held.copy_(new)
+        for stream, graph, *_ in trials:
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                graph.replay()
+        for stream, *_ in trials:
+            main.wait_stream(stream)
+        losses.append(torch.stack([trial[2] for trial in trials]))
+    size = -(-len(losses) // MEANS)
+    means = torch.stack([torch.stack(losses[i : i + size]).mean(0) for i in
+                         range(0, len(losses), size)]).T.tolist()  # fmt: skip
+    batches = test_batches(first)
+    return [
+        job | tested(model, job, batches) | {"losses": x}
+        for job, model, x in zip(group, models, means, strict=True)
+    ]
+
+
+def captured(model, batch, rate):
+    """A stream, a graph of lab.training's step on `batch` with the tensor `rate`, and its loss."""
+    tokens, targets, _ = batch  # the targets outside the mask are NO_TARGET
+    optimizer = optimizer_for(model, 0.0, 0.01)
+    for group in optimizer.param_groups:
+        group.update(lr=rate, capturable=True)
+
+    def step():
+        logits = model(tokens).flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=tasks.NO_TARGET)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()  # the rate is 0: nothing is learned, and what AdamW kept is taken back
+        for state in optimizer.state.values():
+            for x in state.values():
+                x.zero_()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        loss = step()
+    return stream, graph, loss, optimizer  # whose memory the graph writes to
+
+
+def test_batches(job):
+    """Rows that no seed trains on, as long as in training and, but for part lengths, longer."""
+    found = {}
+    for name, longer in (("accuracy", 1), ("longer", LONGER)):
+        if name == "accuracy" or job.get("part") != "lengths":
+            make, _ = problem(job["task"], job["T"], job["keys"], longer)
+            generator = torch.Generator().manual_seed(10_000)
+            # few rows at a time: softmax has T^2 scores
+            found[name] = [make(job["batch"], generator) for _ in range(8)]
+    return found
+
+
+def tested(model, job, batches):
+    found = {k: fmean(accuracy(model, x) for x in xs) for k, xs in batches.items()}
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise RuntimeError(f"weights that are not finite: {job}")
+    return found
+
+
+def run_group(group, device, start_before):
+    if time.time() > start_before:
+        return []
+    if device.type == "cuda":
+        return measure_together(group, device)
+    return [measure(job, device) for job in group]
 
 
 def run_all(found, device, workers, minutes):
-    """The rows of all jobs that could start within `minutes`, printed as they come."""
-    start = time.perf_counter()
-
-    def late():
-        return minutes is not None and time.perf_counter() - start > 60 * minutes
-
+    """The rows of all groups that could start within `minutes`, group by group as they come."""
+    start_before = float("inf") if minutes is None else time.time() + 60 * minutes
+    groups = [list(g) for _, g in itertools.groupby(found, same_batches)]
     if workers == 1:
-        for job in found:
-            if late():
-                return
-            yield measure(job, device)
+        for group in groups:
+            yield run_group(group, device, start_before)
         return
     places = [device] if device.type != "cuda" else [
         torch.device("cuda", i) for i in range(torch.cuda.device_count())
     ]  # fmt: skip
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        waiting = [
-            pool.submit(measure, job, places[i % len(places)]) for i, job in enumerate(found)
+        futures = [
+            pool.submit(run_group, group, places[i % len(places)], start_before)
+            for i, group in enumerate(groups)
         ]
-        for i, future in enumerate(waiting):
-            if late():  # all of them: while this loop waits for one, the pool starts the next
-                for later in waiting[i:]:
-                    later.cancel()
-            if not future.cancelled():
-                yield future.result()
+        for future in as_completed(futures):
+            yield future.result()
 
 
 def spread(numbers):
@@ -193,10 +283,12 @@ def main(arguments=None):
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--lengths", nargs="+", type=int, default=(256, 512, 1024, 2048))
+    parser.add_argument("--rates", nargs="+", type=float, default=PAPER_RATES)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="instead of 1500, and of 4000 in part lengths")
-    parser.add_argument("--workers", type=int, default=1, help="models that train at once")
-    parser.add_argument("--minutes", type=float, help="start no model later than this")
+    parser.add_argument("--workers", type=int, default=1, help="groups that train at once")
+    parser.add_argument("--minutes", type=float, help="start no group later than this")
     parser.add_argument("--save")
     options = parser.parse_args(arguments)
     device = pick_device("cpu" if options.quick or options.tiny else None)
@@ -209,16 +301,23 @@ def main(arguments=None):
         if device.type == "cpu" and not options.tiny:
             parser.error("the whole experiment takes a GPU: --quick or --tiny run on a CPU")
         found = jobs(
-            options.parts, options.rules, options.lengths, options.seeds, options.steps,
-            options.tiny,
+            options.parts, options.rules, options.lengths, options.rates, options.seeds,
+            options.steps, options.batch, options.tiny,
         )  # fmt: skip
-        rows = []
-        for row in run_all(found, device, options.workers, options.minutes):
-            rows.append(row)
-            keys = ("part", "task", "rule", "gates", "seed", "lr", "T", "head_dim")
-            print(*(row[k] for k in keys), f"{row['accuracy']:.3f}", flush=True)
-        result = {"rows": rows, "not_run": len(found) - len(rows)}
-        print(f"{len(rows)} of {len(found)} runs")
+        # A saved run goes on: what it has is not run again.
+        saved = Path(options.save or "")
+        rows = json.loads(saved.read_text("utf-8"))["result"]["rows"] if saved.is_file() else []
+        found = [job for job in found if not any(job.items() <= row.items() for row in rows)]
+        result = {"rows": rows, "not_run": len(found)}
+        for new in run_all(found, device, options.workers, options.minutes):
+            result["rows"] += new
+            result["not_run"] -= len(new)
+            for row in new:
+                keys = ("part", "task", "rule", "gates", "seed", "lr", "T", "head_dim")
+                print(*(row[k] for k in keys), f"{row['accuracy']:.3f}", flush=True)
+            if options.save:  # after each group: a run on a lent machine may end early
+                write(options.save, device, list(range(options.seeds)), result)
+        print(f"{result['not_run']} of {len(found)} runs left")
     if options.save:
         write(options.save, device, list(range(options.seeds)), result)
 

@@ -1,5 +1,7 @@
 """The models against the layers of the course, and the experiment that trains them."""
 
+import json
+
 import pytest
 import recall as benchmark
 import torch
@@ -144,12 +146,21 @@ def test_the_whole_experiment_runs_with_toy_sizes(tmp_path, monkeypatch, capsys,
     seen = {(row["rule"], row["gates"]) for row in rows}
     assert seen == {("softmax", "slow"), ("kda", "slow"), ("kda", "published")}
     assert all(0 <= row["accuracy"] <= 1 and len(row["losses"]) == 2 for row in rows)
-    assert f"{len(rows)} of {len(rows)} runs" in capsys.readouterr().out
+    assert f"0 of {len(rows)} runs left" in capsys.readouterr().out
 
 
-def test_the_experiment_can_be_stopped_and_says_what_is_missing(tmp_path, capsys):
-    benchmark.main(["--tiny", "--minutes", "0"])
-    assert " 0 of " in " " + capsys.readouterr().out
+def test_the_experiment_can_be_stopped_says_what_is_missing_and_goes_on(tmp_path, capsys):
+    file = tmp_path / "recall.json"
+    run = ["--tiny", "--parts", "states", "--rules", "linear", "--save", str(file), "--seeds"]
+    benchmark.main([*run, "2", "--minutes", "0"])
+    assert "8 of 8 runs left" in capsys.readouterr().out
+    benchmark.main([*run, "1"])
+    first = json.loads(file.read_text("utf-8"))["result"]["rows"]
+    capsys.readouterr()
+    benchmark.main([*run, "2"])
+    rows = json.loads(file.read_text("utf-8"))["result"]["rows"]
+    assert "0 of 4 runs left" in capsys.readouterr().out
+    assert len(first) == 4 and rows[:4] == first and len(rows) == 8
 
 
 @pytest.mark.parametrize("task", ["overwrite", "mqar", "palindrome", "stacks", "reset", "needle"])
