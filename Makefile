@@ -1,6 +1,6 @@
 # make book   build the site          make test   test library, notebooks and pages
 # make serve  open the built site     make colab  run the notebooks under Colab's versions
-# make notebooks  strip outputs, write setup cells      make lock  pin the newest packages      make clean
+# make notebooks  strip outputs, write setup cells and prose.txt      make lock  pin the newest packages      make clean
 PYTHON ?= python3
 BIN := .venv/bin
 COLAB := .venv-colab/bin
@@ -43,6 +43,7 @@ colab: .venv-colab/installed
 notebooks: .venv/installed
 	$(BIN)/ruff format --quiet book
 	$(BIN)/python tools/notebooks.py book/*.ipynb
+	$(BIN)/python tools/prose.py
 
 lock:
 	rm -rf build/lock && mkdir -p build && $(PYTHON) -m venv build/lock

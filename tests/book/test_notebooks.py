@@ -181,6 +181,7 @@ def test_equations_named_in_docstrings_exist():
         m
         for x in re.findall(r"[Ee]q(?:uation|\.) ((?:\d+\.\d(?:, )?)+)", source)
         for m in x.split(", ")
+        if m
     ]
     assert len(set(named)) >= 12
     assert not [n for n in named if rf"\\tag{{{n}}}" not in chapters]

@@ -1,5 +1,6 @@
 """What chapters need: figures, players, tables, source display, exercise checks."""
 
+from .calculator import BillCalculator, model_shapes
 from .checks import check
 from .diagrams import draw_passes
 from .figures import Player, Still, use_style
@@ -9,6 +10,7 @@ from .source import show_source
 from .tables import Table, human, ladder
 
 __all__ = [
+    "BillCalculator",
     "MemoryPlayground",
     "Player",
     "Still",
@@ -18,6 +20,7 @@ __all__ = [
     "human",
     "ladder",
     "live",
+    "model_shapes",
     "show_source",
     "use_style",
 ]

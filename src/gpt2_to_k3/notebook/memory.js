@@ -1,9 +1,4 @@
-(function (id) {
-  // Colab and Lab may insert an output twice, so take the first that is not running yet.
-  const root = document.querySelector('[id="' + id + '"]:not([data-on])');
-  if (!root) return;
-  root.setAttribute("data-on", "");
-  const data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+(function (root, data, panel) {
   const { rules, directions, tokens } = data;
   const correct = "S ← S + β kᵀ(v − kS)";
   const RULES = {
@@ -69,9 +64,6 @@
     });
   }
 
-  const panel = document.createElement("div");
-  panel.className = "panel";
-  panel.setAttribute("role", "group");
   panel.setAttribute("aria-label", "Playground: watch a memory");
   const title = rules.length === 1 ? `<b>${rule}</b>`
     : `<label>Rule <select data-set="rule">${options(rules, rule)}</select></label>`;
@@ -199,51 +191,17 @@
     draw();
   }
   panel.addEventListener("input", ({ target }) => change(target.dataset.set, target.value));
-  panel.addEventListener("keydown", (event) => {
-    // JupyterLab keeps keys for itself, the arrows even on a slider, unless they are handled here.
-    event.stopPropagation();
-    if (event.target.type !== "range") return;
-    const { value, min, max, dataset } = event.target;
-    const by = event.key.startsWith("Page") ? 0.25 : 0.05;
-    const move = { ArrowLeft: -by, ArrowDown: -by, PageDown: -by, ArrowRight: by, ArrowUp: by,
-      PageUp: by, Home: min - value, End: max - value }[event.key];
-    if (move === undefined) return;
-    event.preventDefault();
-    change(dataset.set, Math.max(min, Math.min(max, +(+value + move).toFixed(2))));
-  });
-
-  // An id outweighs the themes' own rules, which would restyle the tables and the controls.
-  const style = document.createElement("style");
-  style.textContent = [
-    ` * {all:revert; box-sizing:border-box}`,
-    ` .panel {display:block; background:#fff; color:#1a1a1a; color-scheme:light; padding:.7em;
-      border:1px solid #999; border-radius:6px; text-align:left;
-      font:15px/1.4 system-ui,sans-serif}`,
-    ` .line {display:flex; flex-wrap:wrap; gap:.4em .8em; align-items:center; margin:0 0 .6em}`,
-    ` .scroll {overflow-x:auto; margin:0 0 .6em}`,
-    ` p {margin:0 0 .6em}`,
-    ` label {display:inline-flex; gap:.4em; align-items:center; white-space:nowrap}`,
-    ` :is(button, select, input) {font:inherit; min-height:40px; max-width:100%; color:#1a1a1a}`,
+  go(0);
+  return [
     ` button {background:#fff; border:2px solid #767676; border-radius:6px; padding:.1em .7em}`,
     ` button.done {background:#dcebf9}`,
     ` button[aria-current] {border-color:#1a1a1a; box-shadow:0 0 0 2px #1a1a1a}`,
     ` button[aria-disabled=true] {border-color:#ccc}`,
-    ` input[type=number] {width:4.6em}`,
-    ` input[type=range] {width:8em}`,
     ` .range span {min-width:2.3em}`,
-    ` fieldset {border:1px solid #999; border-radius:6px; padding:.3em .7em;
-      margin:0; min-width:0}`,
-    ` table {border-collapse:collapse; font-variant-numeric:tabular-nums}`,
-    ` caption {text-align:left; font-size:13px}`,
-    ` :is(th, td) {border:1px solid #ddd; padding:.2em .35em; text-align:right;
-      font-weight:normal; font-size:13px}`,
     ` [data-show=memory] {gap:.4em}`,
     ` .part {display:flex; gap:.4em; align-items:center}`,
     ` .part :is(caption, th, td) {font-size:12px}`,
     ` .part td {min-width:3.1em; padding:.25em .2em}`,
     ` .part :is(th, tr:first-child td) {border:0; min-width:0; padding:.2em; color:#555}`,
-  ].map((css) => "#" + id + css).join("\n");
-  go(0);
-  root.append(style, panel);
-  root.querySelector("img").style.display = "none";
+  ];
 })

@@ -85,20 +85,25 @@ class MemoryPlayground:
         self.alt, self.png = alt, _png(_draw(S, f"{rules[0]}: S after {T} tokens"))
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        # "<" could end the script element early; JSON may write it as an escape.
-        payload = json.dumps(self.data).replace("<", "\\u003c")
-        # The same playground gives the same id: notebooks stay comparable between runs.
-        uid = "memory-" + hashlib.sha1((payload + self.alt).encode()).hexdigest()[:10]
-        script = resources.files(__package__).joinpath("memory.js").read_text(encoding="utf-8")
-        page = f"""<div class="memory" id="{uid}" data-lm-suppress-shortcuts="true">
-{_image_tag(self.png, self.alt)}
+        text = f"[playground, {', '.join(self.data['rules'])}: {self.alt}]"
+        return _bundle("memory", self.data, self.png, self.alt, text)
+
+
+def _bundle(kind, data, png, alt, text):
+    """The page's card, run by kind.js on data; a still without JavaScript, and text."""
+    # "<" could end the script element early; JSON may write it as an escape.
+    payload = json.dumps(data).replace("<", "\\u003c")
+    # The same playground gives the same id: notebooks stay comparable between runs.
+    uid = f"{kind}-" + hashlib.sha1((payload + alt).encode()).hexdigest()[:10]
+    folder = resources.files(__package__)
+    card, fill = (
+        folder.joinpath(f"{name}.js").read_text(encoding="utf-8").strip() for name in ("card", kind)
+    )
+    page = f"""<div class="{kind}" id="{uid}" data-lm-suppress-shortcuts="true">
+{_image_tag(png, alt)}
 <script type="application/json">{payload}</script>
-<script>{script.strip()}("{uid}");</script></div>"""
-        return {
-            "text/html": page,
-            "image/png": _text(self.png),
-            "text/plain": f"[playground, {', '.join(self.data['rules'])}: {self.alt}]",
-        }
+<script>{card}("{uid}", {fill});</script></div>"""
+    return {"text/html": page, "image/png": _text(png), "text/plain": text}
 
 
 def _numbers(name, rows):

@@ -3,10 +3,11 @@
 import html
 import itertools
 
-from ..lab import costs
+from ..lab.costs import CONTEXTS
+from ..lab.ladder import LADDER
 from ..models import GPT2Config
 
-PREFIXES = ("", "k", "M", "G", "T", "P")
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def human(number, unit=""):
@@ -73,19 +74,19 @@ def ladder(upto=None, config=None):
     States are in 32 bits and written back as well as read; small projections for gates are not counted.
 
     Args:
-        upto: key in costs.LADDER of the last stage to show (default: all).
+        upto: key in lab.ladder.LADDER of the last stage to show (default: all).
         config: shape of the stack, default GPT-2 small's (beyond its 1,024 positions: the same shape, priced
             as if its position table were longer).
     """
-    if upto is not None and upto not in costs.LADDER:
-        raise ValueError(f"upto: expected one of {list(costs.LADDER)}, got {upto!r}")
+    if upto is not None and upto not in LADDER:
+        raise ValueError(f"upto: expected one of {list(LADDER)}, got {upto!r}")
     config = config or GPT2Config.gpt2()
     rows = []
-    for key, rung in costs.LADDER.items():
+    for key, rung in LADDER.items():
         stage = f"{rung.name}: {rung.stores}; {rung.can}"
         at = {
             f"{n:,}": [f(config, n) for f in (rung.state_bytes, rung.read_bytes, rung.flops)]
-            for n in costs.CONTEXTS
+            for n in CONTEXTS
         }
         if len({tuple(cost) for cost in at.values()}) == 1:
             at = {"any": next(iter(at.values()))}
