@@ -268,8 +268,9 @@ def link(app, docname, check):
     if found["kind"] == "section":
         page = str(Path(found["file"]).with_suffix(""))
         headings = app.env.tocs[page].findall(nodes.reference)
-        anchors = {heading_id(x.astext()): x["anchorname"] for x in headings}
-        anchor = anchors.get(heading_id(found["heading"]))
+        # Sphinx sets an apostrophe as a quote.
+        anchors = {x.astext().replace("’", "'"): x["anchorname"] for x in headings}
+        anchor = anchors.get(found["heading"])
         if anchor is None:
             raise ExtensionError(f"claims: the page {page} has no heading {found['heading']!r}")
         found["href"] = app.builder.get_relative_uri(docname, page) + anchor
@@ -285,10 +286,6 @@ def link(app, docname, check):
         line = f"#L{found['line']}" if "line" in found else ""
         found["href"] = f"{url}/blob/{branch}/{quote(found['file'])}{line}"
     return found
-
-
-def heading_id(text):
-    return nodes.make_id(text.replace("’", "'"))  # Sphinx sets an apostrophe as a quote
 
 
 def add_script(app, pagename, templatename, context, doctree):

@@ -42,6 +42,18 @@ def test_local_links_resolve(site, pages):
         pytest.fail("\n".join(broken), pytrace=False)
 
 
+def test_links_to_the_published_site_stay_in_this_copy(pages):
+    """Chapters name the full address for Colab; a copy on a disk must not need the network."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    base = config["html"]["baseurl"] + "/book/"
+    chapters = [f for f in pages if re.match(r"ch\d+", f.name)]
+    assert chapters
+    for file in chapters:
+        links = [link for tag, link in references(pages[file]) if tag.name == "a"]
+        assert "claims.html" in links, f"{file.name} has no link to the claims page"
+        assert not [x for x in links if x.startswith(base)], file.name
+
+
 def test_nothing_is_loaded_from_elsewhere(site, pages):
     for file, soup in pages.items():
         for tag, link in references(soup):
