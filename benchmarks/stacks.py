@@ -76,8 +76,11 @@ class Memory:
     def __init__(self, kind, layer, batch, tokens, buffer, latent, kda):
         self.kind, self.layer, self.latent, self.kda = kind, layer, latent, kda
         if kind == "KDA":
-            self.cache = layer.init_cache(batch)
-            self.cache.S.normal_(std=0.02)
+            self.cache = layer.init_cache(0)
+            self.cache.tails = [tail.new_zeros(batch, *tail.shape[1:]) for tail in self.cache.tails]
+            # Thousands of states do not fit beside the buffer: they are a part of it.
+            S = self.cache.S
+            self.cache.S = buffer.take(batch, *S.shape[1:], dtype=S.dtype)
         elif kind == "MLA":
             width = sum(layer.row_dims)
             self.rows = buffer.take(batch, tokens, width)
@@ -140,16 +143,25 @@ class Buffer:
 
     def __init__(self, memory_bytes, device, dtype):
         self.all = torch.empty(memory_bytes // dtype.itemsize, device=device, dtype=dtype)
-        for part in self.all.split(2**28):
-            part.normal_()
-        self.used = 0
+        self.used = self.spoilt = len(self.all)
+        self.reset()
 
-    def take(self, *shape):
-        n = torch.Size(shape).numel()
+    def reset(self):
+        """Take all back. What was written to as another dtype need not be a number in this one."""
+        for part in self.all[: self.spoilt].split(2**28):
+            part.normal_()
+        self.used = self.spoilt = 0
+
+    def take(self, *shape, dtype=None):
+        """A tensor of `shape`; in float32 its numbers are pairs of the buffer's, read as one."""
+        dtype = dtype or self.all.dtype
+        n = torch.Size(shape).numel() * dtype.itemsize // self.all.dtype.itemsize
         self.used += n
         if self.used > len(self.all):
             raise ValueError(f"shape {shape}: more than the {self.all.nbytes:,} bytes there are")
-        return self.all[self.used - n : self.used].view(shape)
+        if dtype != self.all.dtype:
+            self.spoilt = self.used
+        return self.all[self.used - n : self.used].view(dtype).view(shape)
 
 
 class Stack(nn.Module):
@@ -173,7 +185,7 @@ class Stack(nn.Module):
         self.norms = nn.ModuleList(RMSNorm(D, 1e-5) for _ in range(2 * len(kinds)))
 
     def memories(self, batch, tokens, buffer, latent, kda):
-        buffer.used = 0
+        buffer.reset()
         return [
             Memory(kind, layer, batch, tokens, buffer, latent, kda)
             for kind, layer in zip(self.kinds, self.mixing, strict=True)

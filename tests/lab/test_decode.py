@@ -91,7 +91,18 @@ def test_the_whole_benchmark_runs_with_toy_sizes(tmp_path, capsys):
 
 
 def test_a_buffer_refuses_what_it_does_not_have():
-    buffer = Buffer(16, torch.device("cpu"), torch.bfloat16)
-    assert buffer.take(2, 4).shape == (2, 4)
-    with pytest.raises(ValueError, match=r"shape \(1,\).*16 bytes"):
+    buffer = Buffer(24, torch.device("cpu"), torch.bfloat16)
+    assert buffer.take(2, 2).shape == (2, 2)
+    state = buffer.take(2, 2, dtype=torch.float32)
+    assert state.dtype == torch.float32 and state.isfinite().all()
+    with pytest.raises(ValueError, match=r"shape \(1,\).*24 bytes"):
         buffer.take(1)
+
+
+def test_a_buffer_is_random_numbers_again_after_states_were_written_to_it():
+    torch.manual_seed(0)
+    buffer = Buffer(4000, torch.device("cpu"), torch.bfloat16)
+    buffer.take(500, dtype=torch.float32).fill_(float("nan"))
+    buffer.reset()
+    numbers = buffer.take(2000)
+    assert numbers.isfinite().all() and 0.9 < numbers.float().std() < 1.1
