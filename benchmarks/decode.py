@@ -2,7 +2,7 @@
 
 Equal width, heads and feed-forward part everywhere (SwiGLU as wide as Kimi Linear's active experts),
 random weights in bfloat16, states in float32. "hybrid" is three KDA layers and one NoPE MLA layer of
-the library, whose two memory reads run as Triton kernels (benchmarks/kernels.py); MLA decodes in its
+the library, whose two memory reads run as Triton kernels (benchmarks/decode_kernels.py); MLA decodes in its
 absorbed form. GQA has 8 key heads, MHA 32; both read their cache through PyTorch's fused attention.
 Every step is one CUDA graph. "mixing" is the reading of caches and states alone, "full" everything.
 
@@ -85,24 +85,24 @@ def plans(contexts, memory_bytes, sizes):
 
 def fastest_tiles(stack, sizes, batch, tokens, buffer, device):
     """The latent kernel with the tiles that read fastest here, and bytes per second with each."""
-    import kernels
+    import decode_kernels
 
     memory = stack.memories(batch, tokens, buffer, None, None)[-1]
     x, found = memory.inputs(batch, sizes), {}
-    for tiles in kernels.LATENT_TILES:
-        memory.latent = functools.partial(kernels.latent_attention, tiles=tiles)
+    for tiles in decode_kernels.LATENT_TILES:
+        memory.latent = functools.partial(decode_kernels.latent_attention, tiles=tiles)
         try:
             found[tiles] = memory.rows.nbytes / seconds_of(lambda: memory.read(*x), device)
         except Exception as error:  # a tile that does not fit the device's shared memory
             print(f"tiles {tiles}: {type(error).__name__}")
     best = max(found, key=found.get)
     print({str(k): f"{v / 1e12:.2f} TB/s" for k, v in found.items()}, flush=True)
-    return functools.partial(kernels.latent_attention, tiles=best), found
+    return functools.partial(decode_kernels.latent_attention, tiles=best), found
 
 
 def kernel_errors(sizes, device):
     """Largest error of each kernel against float64, relative to the largest value."""
-    import kernels
+    import decode_kernels
 
     B, H, K, T = 2, sizes.heads, sizes.head_dim, 5000
     new = functools.partial(torch.randn, device=device, dtype=torch.bfloat16)
@@ -110,7 +110,8 @@ def kernel_errors(sizes, device):
     args = (192**-0.5, sizes.rank)
     want = plain_latent(q.double(), rows.double(), *args)
     errors = {
-        "latent": (kernels.latent_attention(q, rows, *args) - want).abs().max() / want.abs().max()
+        "latent": (decode_kernels.latent_attention(q, rows, *args) - want).abs().max()
+        / want.abs().max()
     }
     q, k = (F.normalize(new(B, H, K), dim=-1) for _ in range(2))
     v, g, beta = (
@@ -121,7 +122,7 @@ def kernel_errors(sizes, device):
     S = torch.randn(B, H, K, K, device=device)
     S64 = S.double()
     want = plain_kda_step(q.double(), k.double(), v.double(), g.double(), beta.double(), S64)
-    o = kernels.kda_step(q, k, v, g, beta, S)
+    o = decode_kernels.kda_step(q, k, v, g, beta, S)
     errors["kda"] = (o - want).abs().max() / want.abs().max()
     errors["kda state"] = (S - S64).abs().max() / S64.abs().max()
     return {name: x.item() for name, x in errors.items()}
@@ -148,11 +149,11 @@ def main(arguments=None):
         memory_bytes, result["sizes"] = 20_000, vars(sizes)
     stacks = {name: Stack(kinds, sizes).to(device, dtype) for name, kinds in STACKS.items()}
     if device.type == "cuda":
-        import kernels
+        import decode_kernels
 
         result["read_bytes_per_second"] = read_bandwidth(device, 2**31)
         result["bf16_matmul_flops_per_second"] = matmul_flops(device, 8192)
-        result["errors"], kda = kernel_errors(sizes, device), kernels.kda_step
+        result["errors"], kda = kernel_errors(sizes, device), decode_kernels.kda_step
     buffer = Buffer(memory_bytes, device, dtype)
     if device.type == "cuda":
         latent, tried = fastest_tiles(stacks["hybrid"], sizes, 1, 2**20, buffer, device)

@@ -237,7 +237,7 @@ def test_the_still_is_the_bill_of_the_first_shape(calculator, monkeypatch):
     f = costs.bill(shape, 2**20, 6, H200, 3.0)
     assert sum(bars[:3]) == f["decode_read_bytes"] and bars[0] == f["weight_read_bytes"]
     assert f"{1e3 * f['decode_seconds']:.3g} ms a token" in texts[0]
-    assert f"{f['dollars_per_million_tokens']:.3g} a million" in texts[0]
+    assert f"{f['dollars_per_million_tokens']:.3g} dollars a million" in texts[0]
     assert texts[1] == "does not fit" and len(texts) == 2
 
 

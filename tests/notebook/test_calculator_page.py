@@ -79,7 +79,7 @@ class Reader:
             seconds(f["decode_seconds"]),
             short(1 / f["decode_seconds"]),
             short(f["tokens_per_second"]),
-            "$" + short(f["dollars_per_million_tokens"]),
+            short(f["dollars_per_million_tokens"]),
             nb.human(f["prefill_flops"], "FLOP"),
             seconds(f["prefill_seconds"]),
         ]  # fmt: skip
@@ -98,7 +98,8 @@ class Reader:
         tokens, batch = self.now["tokens"], self.now["batch"]
         assert list(columns[0]) == self.column(shape)
         f = costs.bill(shape, **self.now)
-        assert summary.startswith(f"{shape.name}: {seconds(f['decode_seconds'])} a token, $")
+        time, money = seconds(f["decode_seconds"]), short(f["dollars_per_million_tokens"])
+        assert summary.startswith(f"{shape.name}: {time} a token, {money} dollars a million")
         assert len(columns) == 1 + (shape.state.layers > 0)
         if len(columns) == 1:
             return
@@ -136,7 +137,7 @@ def test_the_controls_change_what_is_seen(open_page, calculator, how):
         reader.now[key] = number
         if costs.largest_batch(reader.shape, reader.now["tokens"], 2 * H200.memory_bytes) >= 12:
             reader.expect()
-    reader.write("Price $ an hour", 2.5)
+    reader.write("Dollars an hour", 2.5)
     reader.now["dollars_per_hour"] = 2.5
     reader.write("Memory GB each", 192)
     reader.write("Bandwidth TB/s", 8)

@@ -161,7 +161,8 @@
     ["Time per token", (f) => time(f.decode_seconds)],
     ["Tokens per second, each", (f) => commas(round(1 / f.decode_seconds))],
     ["Tokens per second, all", (f) => commas(round(f.tokens_per_second))],
-    ["A million tokens", (f) => "$" + commas(round(f.dollars_per_million_tokens))],
+    // No dollar sign: JupyterLab would take what stands between two of them for a formula.
+    ["Dollars a million tokens", (f) => commas(round(f.dollars_per_million_tokens))],
     ["Prompt, computed", (f) => human(f.prefill_flops, "FLOP")],
     ["Prompt, time", (f) => time(f.prefill_seconds)],
   ];
@@ -187,7 +188,7 @@ ${field("gpus", "GPUs", settings.gpus)}
 ${field("memory_bytes", "Memory", settings.memory_bytes, "GB each")}
 ${field("read_bytes_per_second", "Bandwidth", settings.read_bytes_per_second, "TB/s")}
 ${field("flops_per_second", "Compute", settings.flops_per_second, "TFLOP/s")}
-${field("dollars_per_hour", "Price $", settings.dollars_per_hour, "an hour")}</div></fieldset>
+${field("dollars_per_hour", "Dollars", settings.dollars_per_hour, "an hour")}</div></fieldset>
 <p aria-live="polite" data-show="summary"></p>
 <div class="scroll" data-show="table" role="group" aria-label="The bill" tabindex="0"></div>`;
   const show = {}, input = {};
@@ -230,7 +231,7 @@ ${field("dollars_per_hour", "Price $", settings.dollars_per_hour, "an hour")}</d
       show.summary.className = mine.refused ? "refused" : "";
       show.summary.textContent = mine.refused ? `${mine.refused}.`
         : `${base.name}: ${time(mine.decode_seconds)} a token, ` +
-          `$${commas(round(mine.dollars_per_million_tokens))} a million tokens. ` +
+          `${commas(round(mine.dollars_per_million_tokens))} dollars a million tokens. ` +
           (columns[1] ? compared(shape, all, mine, columns[1][1]) : "");
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;

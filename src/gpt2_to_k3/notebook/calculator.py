@@ -83,7 +83,7 @@ def _draw(shape, device, tokens, batch, gpus, dollars_per_hour):
             figures = costs.bill(s, tokens, batch, device, dollars_per_hour, gpus)
             text = (
                 f"{figures['decode_seconds'] * 1e3:.3g} ms a token,\n"
-                f"\\${figures['dollars_per_million_tokens']:.3g} a million"
+                f"{figures['dollars_per_million_tokens']:.3g} dollars a million"
             )
         except ValueError:  # the first shape's bill is made before
             text = "does not fit"
