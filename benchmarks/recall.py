@@ -125,9 +125,7 @@ def measure(job, device, progress=False):
         seed=job["seed"], warmup=warmup, device=device, progress=progress,
     )  # fmt: skip
     seconds = time.perf_counter() - start
-    size = -(-len(losses) // MEANS)
-    means = [fmean(losses[i : i + size]) for i in range(0, len(losses), size)]
-    return job | {"seconds": seconds} | tested(model, job, test_batches(job)) | {"losses": means}
+    return job | {"seconds": seconds} | tested(model, job, test_batches(job), losses)
 
 
 def measure_together(group, device):
@@ -153,13 +151,10 @@ def measure_together(group, device):
         for stream, *_ in trials:
             main.wait_stream(stream)
         losses.append(torch.stack([trial[2] for trial in trials]))
-    size = -(-len(losses) // MEANS)
-    means = torch.stack([torch.stack(losses[i : i + size]).mean(0) for i in
-                         range(0, len(losses), size)]).T.tolist()  # fmt: skip
-    batches = test_batches(first)
+    losses, batches = torch.stack(losses, 1).tolist(), test_batches(first)
     return [
-        job | tested(model, job, batches) | {"losses": x}
-        for job, model, x in zip(group, models, means, strict=True)
+        job | tested(model, job, batches, x)
+        for job, model, x in zip(group, models, losses, strict=True)
     ]
 
 
@@ -206,11 +201,13 @@ def test_batches(job):
     return found
 
 
-def tested(model, job, batches):
+def tested(model, job, batches, losses):
+    """Mean accuracy on each list of batches, and MEANS mean losses."""
     found = {k: fmean(accuracy(model, x) for x in xs) for k, xs in batches.items()}
     if not all(p.isfinite().all() for p in model.parameters()):
         raise RuntimeError(f"weights that are not finite: {job}")
-    return found
+    size = -(-len(losses) // MEANS)
+    return found | {"losses": [fmean(losses[i : i + size]) for i in range(0, len(losses), size)]}
 
 
 def run_group(group, device, start_before):

@@ -12,6 +12,18 @@ from gpt2_to_k3.layers import Router
 B, T = 2, 67  # more than one chunk of KDA
 
 
+def linear_attn_config(config):
+    """config's field of that name as the releases write it: layers counted from 1."""
+    full, layers = config.full_attn_layers, range(1, config.num_hidden_layers + 1)
+    return dict(
+        kda_layers=[n for n in layers if n not in full],
+        full_attn_layers=list(full),
+        num_heads=config.linear_num_heads,
+        head_dim=config.linear_head_dim,
+        short_conv_kernel_size=4,
+    )
+
+
 @torch.no_grad()
 def run(model, tokens, lengths):
     cache = model.init_cache(len(tokens), tokens.shape[1])

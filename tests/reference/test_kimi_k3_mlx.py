@@ -12,6 +12,7 @@ import torch
 from hybrid_tests import (  # noqa: F401
     B,
     T,
+    linear_attn_config,
     test_one_pass,
     test_prefill_and_decode_equal_their_one_pass,
     test_prefill_and_rest_equal_their_one_pass_at_every_split,
@@ -83,7 +84,6 @@ def their_config(kimi_k3, config):
         "first_k_dense_replace routed_expert_hidden_size moe_intermediate_size num_experts "
         "num_experts_per_token num_shared_experts"
     ).split()
-    full, layers = config.full_attn_layers, range(1, config.num_hidden_layers + 1)
     return kimi_k3.TextArgs(
         **{name: getattr(config, name) for name in same},
         num_key_value_heads=config.num_attention_heads,
@@ -92,15 +92,8 @@ def their_config(kimi_k3, config):
         activation_situ_linear_beta=25.0,
         mla_use_output_gate=True,
         latent_moe_use_norm=True,
-        linear_attn_config=dict(
-            kda_layers=[n for n in layers if n not in full],
-            full_attn_layers=list(full),
-            num_heads=config.linear_num_heads,
-            head_dim=config.linear_head_dim,
-            short_conv_kernel_size=4,
-            gate_lower_bound=-5.0,
-            use_full_rank_gate=True,
-        ),
+        linear_attn_config=linear_attn_config(config)
+        | dict(gate_lower_bound=-5.0, use_full_rank_gate=True),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from hybrid_tests import (  # noqa: F401
     B,
     T,
+    linear_attn_config,
     test_one_pass,
     test_prefill_and_decode_equal_their_one_pass,
     test_prefill_and_rest_equal_their_one_pass_at_every_split,
@@ -81,17 +82,10 @@ def their_config(kimi, config):
         "moe_intermediate_size num_experts num_experts_per_token num_shared_experts "
         "routed_scaling_factor"
     ).split()
-    full, layers = config.full_attn_layers, range(1, config.num_hidden_layers + 1)
     return kimi.KimiLinearConfig(
         **{name: getattr(config, name) for name in same},
         num_key_value_heads=config.num_attention_heads,
-        linear_attn_config=dict(
-            kda_layers=[n for n in layers if n not in full],
-            full_attn_layers=list(full),
-            num_heads=config.linear_num_heads,
-            head_dim=config.linear_head_dim,
-            short_conv_kernel_size=4,
-        ),
+        linear_attn_config=linear_attn_config(config),
         model_max_length=config.n_ctx,
         pad_token_id=None,
         bos_token_id=None,

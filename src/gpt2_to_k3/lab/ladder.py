@@ -22,9 +22,12 @@ class Rung:
     name: str
     stores: str
     state_bytes: Callable[[GPT2Config, int], int]
-    read_bytes: Callable[[GPT2Config, int], int]
     flops: Callable[[GPT2Config, int], int]
     can: str
+
+    def read_bytes(self, config, tokens):
+        """Bytes read: the weights once, in 16 bits, and all that is kept (eq. 2.3)."""
+        return 2 * matmul_weights(config) + self.state_bytes(config, tokens)
 
 
 def _fixed_state(name, stores, can, flops_per_number, extra=0):
@@ -37,7 +40,6 @@ def _fixed_state(name, stores, can, flops_per_number, extra=0):
         name=name,
         stores=stores,
         state_bytes=lambda config, tokens: 4 * numbers(config),
-        read_bytes=lambda config, tokens: 2 * matmul_weights(config) + 4 * numbers(config),
         flops=lambda config, tokens: (
             2 * matmul_weights(config) + flops_per_number * numbers(config)
         ),
@@ -56,7 +58,6 @@ LADDER = {
         name="GPT-2 without a cache",
         stores="nothing",
         state_bytes=lambda config, tokens: 0,
-        read_bytes=lambda config, tokens: 2 * matmul_weights(config),
         flops=lambda config, tokens: forward_flops(config, new=tokens),
         can="recalls every token, and computes all of them again",
     ),
@@ -64,9 +65,6 @@ LADDER = {
         name="GPT-2 with a KV cache",
         stores="keys and values of every token",
         state_bytes=lambda config, tokens: tokens * kv_bytes_per_token(config),
-        read_bytes=lambda config, tokens: (
-            2 * matmul_weights(config) + tokens * kv_bytes_per_token(config)
-        ),
         flops=lambda config, tokens: forward_flops(config, new=1, past=tokens - 1),
         can="recalls every token, but memory and reads grow with each",
     ),
@@ -98,9 +96,6 @@ LADDER["mla"] = Rung(
     name="multi-head latent attention",
     stores="a latent of 4.5 head widths per token",
     state_bytes=lambda config, tokens: tokens * latent_bytes_per_token(config),
-    read_bytes=lambda config, tokens: (
-        2 * matmul_weights(config) + tokens * latent_bytes_per_token(config)
-    ),
     # Absorbed: in each head a score over 4.5 head widths, and a mean over 4.
     flops=lambda config, tokens: (
         2 * matmul_weights(config) + 17 * tokens * config.n_embd * config.n_layer
@@ -111,7 +106,6 @@ LADDER["kimi linear"] = Rung(
     name="Kimi Linear",
     stores="states in three layers of four, a latent in the fourth",
     state_bytes=lambda config, tokens: _three_to_one("state_bytes", config, tokens),
-    read_bytes=lambda config, tokens: _three_to_one("read_bytes", config, tokens),
     flops=lambda config, tokens: _three_to_one("flops", config, tokens),
     can="recalls every token, and grows a quarter as fast as MLA",
 )
