@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from bs4 import BeautifulSoup
 
 from gpt2_to_k3 import notebook as nb
 
@@ -51,3 +52,20 @@ def calculator():
         return nb.BillCalculator(shapes, **dict(dollars_per_hour=3.0, alt="Bytes read") | changes)
 
     return make
+
+
+@pytest.fixture
+def small_stable_and_alone():
+    """check(make, alt): what make(alt=alt) shows is small, the same each time, and loads nothing."""
+
+    def check(make, alt):
+        bundle = make(alt=alt)._repr_mimebundle_()
+        assert bundle == make(alt=alt)._repr_mimebundle_()
+        page = BeautifulSoup(bundle["text/html"], "html.parser")
+        assert page.img["alt"] == alt and alt in bundle["text/plain"]
+        assert page.img["src"].endswith(bundle["image/png"])
+        rest = bundle["text/html"].replace(bundle["image/png"], "")
+        assert len(rest.encode()) < 40_000 and not re.search("https?:|//[a-z]", rest)
+        return page
+
+    return check

@@ -489,14 +489,8 @@ def test_the_still_is_the_memory_after_the_last_token(monkeypatch, rule):
     assert torch.equal(drawn[0], library(rule, k, k, *rest)[1])
 
 
-def test_the_output_is_small_stable_and_alone():
-    bundle = playground(alt="a <memory>")._repr_mimebundle_()
-    assert bundle == playground(alt="a <memory>")._repr_mimebundle_()
-    page = BeautifulSoup(bundle["text/html"], "html.parser")
-    assert page.img["alt"] == "a <memory>" and "a <memory>" in bundle["text/plain"]
-    assert page.img["src"].endswith(bundle["image/png"])
-    rest = bundle["text/html"].replace(bundle["image/png"], "")
-    assert len(rest.encode()) < 40_000 and not re.search("https?:|//[a-z]", rest)
+def test_the_output_is_small_stable_and_alone(small_stable_and_alone):
+    page = small_stable_and_alone(playground, "a <memory>")
     other = BeautifulSoup(playground(alt="x")._repr_mimebundle_()["text/html"], "html.parser")
     assert other.div["id"] != page.div["id"]
 
