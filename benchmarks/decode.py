@@ -4,7 +4,8 @@ Equal width, heads and feed-forward part everywhere (SwiGLU as wide as Kimi Line
 random weights in bfloat16, states in float32. "hybrid" is three KDA layers and one NoPE MLA layer of
 the library, whose two memory reads run as Triton kernels (benchmarks/decode_kernels.py); MLA decodes in its
 absorbed form. GQA has 8 key heads, MHA 32; both read their cache through PyTorch's fused attention.
-Every step is one CUDA graph. "mixing" is the reading of caches and states alone, "full" everything.
+What stands between two readings is compiled by torch.compile, and every step is one CUDA graph.
+"mixing" is the reading of caches and states alone, "full" everything.
 
 usage: python benchmarks/decode.py [--tiny] [--memory BYTES] [--minutes N] [--save FILE]
 """
@@ -147,7 +148,9 @@ def main(arguments=None):
     if options.tiny:
         sizes, contexts = Sizes(16, 4, 4, 2, 8, 2, 32), [8, 32]
         memory_bytes, result["sizes"] = 20_000, vars(sizes)
-    stacks = {name: Stack(kinds, sizes).to(device, dtype) for name, kinds in STACKS.items()}
+    compiled = device.type == "cuda"
+    torch._dynamo.config.recompile_limit = 64  # four kinds of layer, each for one and many sequences
+    stacks = {name: Stack(k, sizes, compiled).to(device, dtype) for name, k in STACKS.items()}
     if device.type == "cuda":
         import decode_kernels
 

@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-# What is tried on a device for rows of 512 + 64; the fastest is kept: tokens a tile, warps, stages.
-LATENT_TILES = ((32, 4, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3), (128, 8, 2))
+# What is tried on a device for rows of 512 + 64; the fastest is kept: tokens a tile, warps, stages, and
+# how many programs share a multiprocessor (one loads while another computes).
+LATENT_TILES = ((64, 4, 2, 2), (32, 4, 3, 2), (128, 8, 2, 1))
 
 
 @triton.jit
@@ -19,8 +20,8 @@ def _latent_part(
     """One sequence's tokens split * per_split onwards: the heads' reading, and its log-sum."""
     b, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     heads, c, r = tl.arange(0, H), tl.arange(0, C), tl.arange(0, R)
-    at = q + b * H * (C + R) + heads[:, None] * (C + R)
-    q_c, q_r = tl.load(at + c[None]), tl.load(at + C + r[None])
+    query = q + b * H * (C + R) + heads[:, None] * (C + R)
+    q_c, q_r = tl.load(query + c[None]), tl.load(query + C + r[None])
     top = tl.full([H], -float("inf"), tl.float32)
     total, acc = tl.zeros([H], tl.float32), tl.zeros([H, C], tl.float32)
     start = split * per_split
@@ -29,9 +30,9 @@ def _latent_part(
     for first in range(start, end, TILE):
         t = first + tl.arange(0, TILE)
         inside = (t < end)[:, None]
-        at = base + t[:, None].to(tl.int64) * (C + R)
-        latent = tl.load(at + c[None], mask=inside, other=0.0)
-        shared = tl.load(at + C + r[None], mask=inside, other=0.0)
+        row = base + t[:, None].to(tl.int64) * (C + R)
+        latent = tl.load(row + c[None], mask=inside, other=0.0)
+        shared = tl.load(row + C + r[None], mask=inside, other=0.0)
         s = tl.dot(q_c, tl.trans(latent)) + tl.dot(q_r, tl.trans(shared))
         s = tl.where((t < end)[None], s * scale, -float("inf"))
         new = tl.maximum(top, tl.max(s, 1))
@@ -45,6 +46,26 @@ def _latent_part(
     tl.store(lse + part, top + tl.log2(total))
 
 
+@triton.jit
+def _merge(o, lse, merged, splits, H: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """TILE columns of one head's reading: the parts', weighted by their sums."""
+    b, head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    c, top = tile * TILE + tl.arange(0, TILE), -float("inf")
+    for first in range(0, splits, PARTS):
+        part = first + tl.arange(0, PARTS)
+        x = tl.load(lse + (b * splits + part) * H + head, mask=part < splits, other=-float("inf"))
+        top = tl.maximum(top, tl.max(x, 0))
+    total, acc = 0.0, tl.zeros([TILE], tl.float32)
+    for first in range(0, splits, PARTS):
+        part = first + tl.arange(0, PARTS)
+        at, inside = (b * splits + part) * H + head, part < splits
+        weight = tl.exp2(tl.load(lse + at, mask=inside, other=-float("inf")) - top)
+        total += tl.sum(weight, 0)
+        parts = tl.load(o + at[:, None] * C + c[None], mask=inside[:, None], other=0.0)
+        acc += tl.sum(weight[:, None] * parts, 0)
+    tl.store(merged + (b * H + head) * C + c, acc / total)
+
+
 def splits_for(batch, length, tile, programs):
     """Into how many parts to cut `length`, so that `programs` at once are busy to the end."""
     tiles, best = triton.cdiv(length, tile), None
@@ -56,17 +77,17 @@ def splits_for(batch, length, tile, programs):
     return best[1]
 
 
-def latent_attention(q, rows, scale, rank, tiles=(64, 8, 2)):
+def latent_attention(q, rows, scale, rank, tiles=LATENT_TILES[0]):
     """o = softmax(scale q . rows) rows[..., :rank]: one token's H queries [B, H, rank + R] -> [B, H, rank].
 
     rows [B, T, rank + R], contiguous, are keys and values of all heads. The parts of T are read by
     programs of their own and merged by the merge rule of chapter 3, here in powers of 2.
     """
     (B, T, width), H = rows.shape, q.shape[1]
-    tile, warps, stages = tiles
+    tile, warps, stages, together = tiles
     cuda = rows.is_cuda
-    programs = torch.cuda.get_device_properties(rows.device).multi_processor_count if cuda else 4
-    splits = splits_for(B, T, tile, programs)
+    processors = torch.cuda.get_device_properties(rows.device).multi_processor_count if cuda else 4
+    splits = splits_for(B, T, tile, processors * together)
     per_split = triton.cdiv(triton.cdiv(T, tile), splits) * tile
     splits = triton.cdiv(T, per_split)  # rounding up to tiles may leave the last parts empty
     o = torch.empty(B, splits, H, rank, device=q.device)
@@ -77,9 +98,10 @@ def latent_attention(q, rows, scale, rank, tiles=(64, 8, 2)):
     )  # fmt: skip
     if splits == 1:
         return o[:, 0].to(q.dtype)
-    weight = torch.exp2(lse - lse.amax(1, keepdim=True))
-    o = torch.einsum("bsh,bshc->bhc", weight / weight.sum(1, keepdim=True), o)
-    return o.to(q.dtype)
+    merged = torch.empty_like(q[..., :rank], memory_format=torch.contiguous_format)
+    columns = min(rank, 128)
+    _merge[B, H, rank // columns](o, lse, merged, splits, H, rank, columns, 64, num_warps=4)
+    return merged
 
 
 @triton.jit

@@ -85,9 +85,8 @@ class Memory:
             width = sum(layer.row_dims)
             self.rows = buffer.take(batch, tokens, width)
         else:
-            self.k, self.v = (
-                buffer.take(batch, layer.kv_heads, tokens, layer.head_dim) for _ in range(2)
-            )
+            # One tensor, since a compiled graph may copy inputs that share memory and are written to.
+            self.kv = buffer.take(2, batch, layer.kv_heads, tokens, layer.head_dim)
 
     def read(self, *x):
         """The token's reading: what "mixing" times, with inputs of the shape that `step` gives."""
@@ -96,7 +95,7 @@ class Memory:
         if self.kind == "MLA":
             return self.latent(x[0], self.rows, self.layer.scale, self.layer.row_dims[0])
         # Few keys with many queries, or the library would fall back to an expanded copy.
-        return F.scaled_dot_product_attention(x[0], self.k, self.v, enable_gqa=True)
+        return F.scaled_dot_product_attention(x[0], *self.kv, enable_gqa=True)
 
     def inputs(self, batch, sizes):
         """Random ones for `read` alone."""
@@ -111,31 +110,55 @@ class Memory:
         g = -torch.rand(batch, H, K, device=weight.device)
         return q, k, new(batch, H, K), g, torch.rand(batch, H, device=weight.device)
 
-    def step(self, x):
-        """The layer's output for x [B, 1, D], as the library's forward computes it."""
+    def before(self, x):
+        """What `read` takes for the layer's input x [B, 1, D], and the gate of its output, if any."""
         layer = self.layer
         if self.kind == "KDA":
             q, k, v, beta, tails = layer.project(x, self.cache)
             z = layer.f_b_proj(layer.f_a_proj(x)).unflatten(-1, (layer.num_heads, -1))
             g = kda_log_decay(z, layer.A_log, layer.dt_bias, layer.lower_bound)
-            o = self.read(*(a[:, 0] for a in (q, k, v, g, beta)))
             for held, tail in zip(self.cache.tails, tails, strict=True):
                 held.copy_(tail)
             gate = layer.g_b_proj(layer.g_a_proj(x)).sigmoid()
-            return layer.o_proj(layer.o_norm(o[:, None]).flatten(2) * gate)
+            return tuple(a[:, 0] for a in (q, k, v, g, beta)), gate
         if self.kind == "MLA":
             q, rows = layer.project(x)
             self.rows[:, -1:] = rows
-            W_k, W_v = layer.kv_b_proj.weight.unflatten(0, (layer.num_heads, -1)).split(
-                layer.kv_dims, 1
-            )
             q, q_shared = q[:, 0].split(layer.query_dims, -1)
-            q = torch.cat([torch.einsum("bhn,hnc->bhc", q, W_k), q_shared], -1)
-            o = torch.einsum("bhc,hvc->bhv", self.read(q), W_v)
-            return layer.o_proj(o.flatten(1)[:, None])
+            q = torch.cat([torch.einsum("bhn,hnc->bhc", q, self.absorbed()[0]), q_shared], -1)
+            return (q,), None
         q, k, v = layer.project(x)
-        self.k[:, :, -1:], self.v[:, :, -1:] = k, v
-        return layer.o_proj(self.read(q).transpose(1, 2).flatten(2))
+        self.kv[..., -1:, :] = torch.stack([k, v])
+        return (q,), None
+
+    def absorbed(self):
+        """W_k and W_v of MLA, a head each."""
+        heads = self.layer.kv_b_proj.weight.unflatten(0, (self.layer.num_heads, -1))
+        return heads.split(self.layer.kv_dims, 1)
+
+    def after(self, o, gate):
+        """The layer's output, from what `read` gave."""
+        layer = self.layer
+        if self.kind == "KDA":
+            return layer.o_proj(layer.o_norm(o[:, None]).flatten(2) * gate)
+        if self.kind == "MLA":
+            o = torch.einsum("bhc,hvc->bhv", o, self.absorbed()[1])
+            return layer.o_proj(o.flatten(1)[:, None])
+        return layer.o_proj(o.transpose(1, 2).flatten(2))
+
+    def step(self, x):
+        """The layer's output for x [B, 1, D], as the library's forward computes it."""
+        inputs, gate = self.before(x)
+        return self.after(self.read(*inputs), gate)
+
+
+def before(memory, norm, x):
+    return memory.before(norm(x))
+
+
+def after(memory, norm, feed_forward, x, o, gate):
+    x = x + memory.after(o, gate)
+    return x + feed_forward(norm(x))
 
 
 class Buffer:
@@ -165,10 +188,17 @@ class Buffer:
 
 
 class Stack(nn.Module):
-    """The weights of four layers: norm, mixing, norm, feed-forward."""
+    """The weights of four layers: norm, mixing, norm, feed-forward.
 
-    def __init__(self, kinds, sizes):
+    With compiled=True, torch.compile fuses what stands between two readings.
+    """
+
+    def __init__(self, kinds, sizes, compiled=False):
         super().__init__()
+        # One graph serves all layers of a kind, once for batch 1 and once for all others.
+        self.before, self.after = (
+            torch.compile(f, dynamic=True) if compiled else f for f in (before, after)
+        )
         D, H, K = sizes.hidden, sizes.heads, sizes.head_dim
         made = {
             "KDA": lambda: KimiDeltaAttention(D, H, K),
@@ -193,6 +223,7 @@ class Stack(nn.Module):
 
     def step(self, x, memories):
         for i, memory in enumerate(memories):
-            x = x + memory.step(self.norms[2 * i](x))
-            x = x + self.feed_forward[i](self.norms[2 * i + 1](x))
+            inputs, gate = self.before(memory, self.norms[2 * i], x)
+            o = memory.read(*inputs)
+            x = self.after(memory, self.norms[2 * i + 1], self.feed_forward[i], x, o, gate)
         return x

@@ -43,8 +43,8 @@ def test_keys_and_values_are_shared_by_groups_of_queries(kind):
     layer, x = stack.mixing[0], torch.randn(2, 1, 16, dtype=torch.float64)
     y = memory.step(x)
     q, k, v = layer.project(x)
-    assert torch.equal(memory.k[:, :, -1:], k) and torch.equal(memory.v[:, :, -1:], v)
-    k, v = (a.repeat_interleave(4 // a.shape[1], 1).transpose(1, 2) for a in (memory.k, memory.v))
+    assert torch.equal(memory.kv[..., -1:, :], torch.stack([k, v]))
+    k, v = (a.repeat_interleave(4 // a.shape[1], 1).transpose(1, 2) for a in memory.kv)
     o = softmax_attention(q.transpose(1, 2), k, v).flatten(2)
     torch.testing.assert_close(y, layer.o_proj(o), rtol=0, atol=1e-12)
 
