@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = "nbval-check-output"  # nbval compares the outputs of cells with this tag
-KEPT_METADATA = {"tags"}
+KEPT_METADATA = {"tags", "nbgrader"}
 
 
 def version():

@@ -1,7 +1,7 @@
 """What chapters need: figures, players, tables, source display, exercise checks."""
 
 from .calculator import BillCalculator, model_shapes
-from .checks import check
+from .checks import check, require
 from .diagrams import draw_passes
 from .figures import Player, Still, use_style
 from .live import live
@@ -21,6 +21,7 @@ __all__ = [
     "ladder",
     "live",
     "model_shapes",
+    "require",
     "show_source",
     "use_style",
 ]

@@ -1,5 +1,9 @@
 """Instant checks for exercises: smallest case first, and at the first difference what was expected and what came."""
 
+import contextlib
+import io
+import warnings
+
 import torch
 
 
@@ -44,6 +48,21 @@ def check(yours, cases, *, rtol=None, atol=None):
             ]
             return Verdict(False, "\n".join(lines))
     return Verdict(True, f"{yours.__name__}: right ({len(cases)} cases)")
+
+
+def require(yours, cases, *, rtol=None, atol=None):
+    """``check`` for a graded cell: print the verdict if ``yours`` is right, and raise it if it is not.
+
+    Warnings of ``yours`` are not shown, since a grader takes what is written to stderr for a failure.
+    Raises:
+        AssertionError: with the smallest failing case, what was expected and what came.
+    """
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        verdict = check(yours, list(cases), rtol=rtol, atol=atol)
+    if not verdict:
+        raise AssertionError(str(verdict))
+    print(verdict)
 
 
 def _short(x):
