@@ -1,5 +1,7 @@
 # make book   build the site          make test   test library, notebooks and pages
 # make serve  open the built site     make colab  run the notebooks under Colab's versions
+# make student  students' editions of the problem sets      make grade SUBMISSIONS=folder  grade what came back
+# make marks  give points by hand      make test-grading  test the grading itself
 # make notebooks  strip outputs, write setup cells and prose.txt      make lock  pin the newest packages      make clean
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(sort $(shell find src -name '*.py' -o -name '*.js' -o -name '*.json')) requirements.txt
 STAMP := _build/sources-$(shell cat $(SOURCES) | cksum | tr ' ' '-')
 
-.PHONY: book test serve colab notebooks lock clean
+.PHONY: book test serve colab student grade marks test-grading notebooks lock clean
 # where show_source finds the API page
 book: export GPT2_TO_K3_SITE := .
 book: .venv/installed $(STAMP)
@@ -28,8 +30,8 @@ test: book
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/pytest -n 2 tests
-	$(BIN)/pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 book
+	$(BIN)/pytest -n 2 tests --ignore tests/grading
+	$(BIN)/pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 book exercises/source
 
 serve:
 	@test -f _build/html/index.html || { echo "No site yet: run 'make book' first."; exit 1; }
@@ -40,9 +42,22 @@ serve:
 colab: .venv-colab/installed
 	bash tests/colab/run $(COLAB)
 
+student: .venv/instructor
+	$(BIN)/python exercises/student.py
+
+grade: .venv/instructor
+	@test -n "$(SUBMISSIONS)" || { echo "Say where they are: make grade SUBMISSIONS=folder (with STUDENT/ps1.ipynb in it)"; exit 1; }
+	$(BIN)/python exercises/grade.py "$(SUBMISSIONS)" $(if $(UNJAILED),--unjailed)
+
+marks: .venv/instructor
+	cd exercises && ../$(BIN)/jupyter lab --LabApp.default_url=/formgrader
+
+test-grading: .venv/instructor
+	$(BIN)/pytest tests/grading
+
 notebooks: .venv/installed
-	$(BIN)/ruff format --quiet book
-	$(BIN)/python tools/notebooks.py book/*.ipynb
+	$(BIN)/ruff format --quiet book exercises
+	$(BIN)/python tools/notebooks.py book/*.ipynb exercises/source/*/*.ipynb
 	$(BIN)/python tools/prose.py
 
 lock:
@@ -65,6 +80,10 @@ $(STAMP):
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -r requirements.txt
 	$(BIN)/pip install --no-deps --editable .
+	@touch $@
+
+.venv/instructor: .venv/installed requirements-instructor.txt
+	$(BIN)/pip install -r requirements-instructor.txt
 	@touch $@
 
 .venv-colab/installed: requirements.txt tests/colab/requirements.txt

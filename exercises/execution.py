@@ -1,0 +1,90 @@
+"""How nbgrader runs a submission here, and what its feedback leaves out. Used by nbgrader_config.py."""
+
+import copy
+
+from nbclient.exceptions import DeadKernelError
+from nbformat.v4 import new_output
+from nbgrader import utils
+from nbgrader.preprocessors import ClearHiddenTests, Execute, NbGraderPreprocessor
+
+PRINTED = 200_000  # characters kept of what one cell prints
+
+
+class ExecuteApart(Execute):
+    """A cell that ends its kernel, or does not end, fails alone.
+
+    A new kernel then runs the cells before it, without those that failed so, and goes on behind it.
+    """
+
+    shutdown_kernel = "immediate"
+
+    def preprocess(self, nb, resources, km=None):
+        self.lost, self.printed = set(), {}
+        return super().preprocess(nb, resources, km)
+
+    def preprocess_cell(self, cell, resources, index):
+        try:
+            cell, resources = super().preprocess_cell(cell, resources, index)
+        except DeadKernelError:
+            what = "The cell ended its kernel: too much memory, too many processes, or on purpose."
+            cell.outputs = [
+                new_output("error", ename="DeadKernelError", evalue=what, traceback=[what])
+            ]
+            self.go_on_without(index)
+        else:
+            if any(o.get("ename") == "CellTimeoutError" for o in cell.get("outputs", [])):
+                self.go_on_without(index)
+        if utils.is_grade(cell) and utils.is_locked(cell):
+            # A value would count as partial credit, and a thread of the submission could send one.
+            kept = ("error", "stream")
+            cell.outputs = [o for o in cell.outputs if o.output_type in kept]
+        return cell, resources
+
+    def go_on_without(self, index):
+        self.lost.add(index)
+        again = copy.deepcopy(self.nb.cells[:index])
+        outputs = self.nb.cells[:index]
+        for i in self.attempts(again):
+            try:
+                super().preprocess_cell(again[i], self.resources, i)
+            except DeadKernelError:
+                self.lost.add(i)
+        self.nb.cells[:index] = outputs
+
+    def attempts(self, cells):
+        """Indices of the cells to run again, from the start whenever one more is lost."""
+        seen = None
+        while seen != self.lost:
+            seen = set(self.lost)
+            self.new_kernel()
+            for i in range(len(cells)):
+                if i not in self.lost:
+                    yield i
+                if seen != self.lost:
+                    break
+
+    def new_kernel(self):
+        self._cleanup_kernel()
+        self.km = self.create_kernel_manager()
+        self.start_new_kernel(cwd=self.resources.get("metadata", {}).get("path") or None)
+        self.start_new_kernel_client()
+
+    def output(self, outs, msg, display_id, cell_index):
+        """Keep what a cell prints up to a limit: printing without end must not fill this process."""
+        self.printed[cell_index] = self.printed.get(cell_index, 0) + len(str(msg["content"]))
+        if self.printed[cell_index] < PRINTED or msg["msg_type"] == "error":
+            return super().output(outs, msg, display_id, cell_index)
+        return None
+
+
+class HideTests(NbGraderPreprocessor):
+    """Hidden tests stay out of feedback, and so do tracebacks that quote them; their message stays."""
+
+    def preprocess_cell(self, cell, resources, index):
+        if cell.cell_type == "code" and utils.is_grade(cell) and utils.is_locked(cell):
+            hidden = ClearHiddenTests(parent=self)
+            if hidden._remove_hidden_test_region(cell):
+                for output in cell.outputs:
+                    if output.output_type == "error":
+                        output.traceback = [f"{output.ename}: {output.evalue}"]
+        return cell, resources
