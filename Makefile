@@ -2,6 +2,7 @@
 # make serve  open the built site     make colab  run the notebooks under Colab's versions
 # make student  students' editions of the problem sets      make grade SUBMISSIONS=folder  grade what came back
 # make marks  give points by hand      make test-grading  test the grading itself
+# make dist   wheel, site and student editions, as files to publish, in dist/
 # make notebooks  strip outputs, write setup cells and prose.txt      make lock  pin the newest packages      make clean
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(sort $(shell find src -name '*.py' -o -name '*.js' -o -name '*.json')) requirements.txt
 STAMP := _build/sources-$(shell cat $(SOURCES) | cksum | tr ' ' '-')
 
-.PHONY: book test serve colab student grade marks test-grading notebooks lock clean
+.PHONY: book test serve colab dist student grade marks test-grading notebooks lock clean
 # where show_source finds the API page
 book: export GPT2_TO_K3_SITE := .
 book: .venv/installed $(STAMP)
@@ -33,6 +34,10 @@ test: book
 	$(BIN)/pytest -n 2 tests --ignore tests/grading
 	$(BIN)/pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=120 book exercises/source
 
+# the README's picture
+.github/screenshot.png: book
+	$(BIN)/python tools/screenshot.py $@
+
 serve:
 	@test -f _build/html/index.html || { echo "No site yet: run 'make book' first."; exit 1; }
 	@echo "Serving on http://localhost:8000/book/index.html (stop with Ctrl-C)"
@@ -41,6 +46,12 @@ serve:
 
 colab: .venv-colab/installed
 	bash tests/colab/run $(COLAB)
+
+dist: book student
+	rm -rf dist && mkdir dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python tools/site_zip.py _build/html dist/site.zip
+	cp build/student/problem-sets.zip dist/
 
 student: .venv/instructor
 	$(BIN)/python exercises/student.py

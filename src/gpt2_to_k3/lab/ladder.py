@@ -94,7 +94,7 @@ LADDER["kda"] = _fixed_state(
 )  # fmt: skip
 LADDER["mla"] = Rung(
     name="multi-head latent attention",
-    stores="a latent of 4.5 head widths per token",
+    stores="a row of 4.5 head widths per token",
     state_bytes=lambda config, tokens: tokens * latent_bytes_per_token(config),
     # Absorbed: in each head a score over 4.5 head widths, and a mean over 4.
     flops=lambda config, tokens: (
