@@ -17,20 +17,20 @@ def finish(q, S, dtype):
     return (recalled(q, S) * q.shape[-1] ** -0.5).to(dtype), S
 
 
-def decode__reads_before_it_decays(q, k, v, g, beta, S):
+def decode__reads_before_it_decays(S, q, k, v, g, beta):
     """Two digests: a S + k (v - k S), the recalled value not decayed."""
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     u = beta[..., None] * (v - recalled(k, S))
     return finish(q, g.exp()[..., None, None] * S + outer(k, u), dtype)
 
 
-def decode__decays_after_the_write(q, k, v, g, beta, S):
+def decode__decays_after_the_write(S, q, k, v, g, beta):
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S = g.exp()[..., None, None] * (S + outer(k, beta[..., None] * (v - recalled(k, S))))
     return finish(q, S, dtype)
 
 
-def decode__decays_what_it_writes(q, k, v, g, beta, S):
+def decode__decays_what_it_writes(S, q, k, v, g, beta):
     """The inclusive product of the Kimi Linear paper's text: the writer's own decay."""
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     a = g.exp()[..., None, None]
@@ -39,81 +39,81 @@ def decode__decays_what_it_writes(q, k, v, g, beta, S):
     return finish(q, S, dtype)
 
 
-def decode__output_before_the_write(q, k, v, g, beta, S):
+def decode__output_before_the_write(S, q, k, v, g, beta):
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S = g.exp()[..., None, None] * S
     o, _ = finish(q, S, dtype)
     return o, S + outer(k, beta[..., None] * (v - recalled(k, S)))
 
 
-def decode__the_logarithm_as_decay(q, k, v, g, beta, S):
+def decode__the_logarithm_as_decay(S, q, k, v, g, beta):
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S = g[..., None, None] * S
     return finish(q, S + outer(k, beta[..., None] * (v - recalled(k, S))), dtype)
 
 
-def decode__base_two(q, k, v, g, beta, S):
+def decode__base_two(S, q, k, v, g, beta):
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S = torch.exp2(g)[..., None, None] * S
     return finish(q, S + outer(k, beta[..., None] * (v - recalled(k, S))), dtype)
 
 
-def decode__beta_and_g_swapped(q, k, v, g, beta, S):
+def decode__beta_and_g_swapped(S, q, k, v, g, beta):
     """fla's naive files: two functions, two orders of arguments."""
-    return decode__right_by_the_transition(q, k, v, beta, g, S)
+    return decode__right_by_the_transition(S, q, k, v, beta, g)
 
 
-def decode__beta_on_the_value_alone(q, k, v, g, beta, S):
+def decode__beta_on_the_value_alone(S, q, k, v, g, beta):
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S = g.exp()[..., None, None] * S
     return finish(q, S + outer(k, beta[..., None] * v - recalled(k, S)), dtype)
 
 
-def decode__decay_without_correction(q, k, v, g, beta, S):
+def decode__decay_without_correction(S, q, k, v, g, beta):
     """Mamba-2's rule."""
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S = g.exp()[..., None, None] * S + outer(k, beta[..., None] * v)
     return finish(q, S, dtype)
 
 
-def decode__gate_of_the_first_head(q, k, v, g, beta, S):
-    return decode__right_by_the_transition(q, k, v, g[:, :1].expand_as(g), beta, S)
+def decode__gate_of_the_first_head(S, q, k, v, g, beta):
+    return decode__right_by_the_transition(S, q, k, v, g[:, :1].expand_as(g), beta)
 
 
-def decode__floor_of_minus_five(q, k, v, g, beta, S):
-    return decode__right_by_the_transition(q, k, v, g.clamp(min=-5), beta, S)
+def decode__floor_of_minus_five(S, q, k, v, g, beta):
+    return decode__right_by_the_transition(S, q, k, v, g.clamp(min=-5), beta)
 
 
-def decode__not_scaled(q, k, v, g, beta, S):
-    o, S = decode__right_by_the_transition(q * q.shape[-1] ** 0.5, k, v, g, beta, S)
+def decode__not_scaled(S, q, k, v, g, beta):
+    o, S = decode__right_by_the_transition(S, q * q.shape[-1] ** 0.5, k, v, g, beta)
     return o, S
 
 
-def decode__in_place(q, k, v, g, beta, S):
+def decode__in_place(S, q, k, v, g, beta):
     dtype, (q, k, v) = v.dtype, (x.to(S.dtype) for x in (q, k, v))
     S *= g.exp()[..., None, None]
     S += outer(k, beta[..., None] * (v - recalled(k, S)))
     return finish(q, S, dtype)
 
 
-def decode__correction_in_16_bits(q, k, v, g, beta, S):
+def decode__correction_in_16_bits(S, q, k, v, g, beta):
     wide = S.dtype
     S = g.exp()[..., None, None] * S
     u = beta.to(v.dtype)[..., None] * (v - recalled(k, S.to(k.dtype)))
     return finish(q.to(wide), S + outer(k, u).to(wide), v.dtype)
 
 
-def decode__decay_in_16_bits(q, k, v, g, beta, S):
+def decode__decay_in_16_bits(S, q, k, v, g, beta):
     """A decay of 0.999 is 1 in bfloat16."""
-    return decode__right_by_the_transition(q, k, v, g.exp().to(v.dtype).log().to(g.dtype), beta, S)
+    return decode__right_by_the_transition(S, q, k, v, g.exp().to(v.dtype).log().to(g.dtype), beta)
 
 
-def decode__output_in_32_bits(q, k, v, g, beta, S):
-    o, new = decode__right_by_the_transition(*(x.to(S.dtype) for x in (q, k, v)), g, beta, S)
+def decode__output_in_32_bits(S, q, k, v, g, beta):
+    o, new = decode__right_by_the_transition(S, *(x.to(S.dtype) for x in (q, k, v)), g, beta)
     return o, new
 
 
-def decode__right_by_the_transition(q, k, v, g, beta, S):
+def decode__right_by_the_transition(S, q, k, v, g, beta):
     """S <- a (I - beta k^T k) S + beta k^T v."""
     wide, K = S.dtype, k.shape[-1]
     key = k.to(wide)
@@ -123,7 +123,7 @@ def decode__right_by_the_transition(q, k, v, g, beta, S):
     return o.to(v.dtype), S
 
 
-def decode__right_one_head_at_a_time(q, k, v, g, beta, S):
+def decode__right_one_head_at_a_time(S, q, k, v, g, beta):
     o, new = torch.zeros_like(v), S.clone()
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
