@@ -2,11 +2,19 @@
 
 import copy
 
+import bleach
+import jinja2
 from nbclient.exceptions import DeadKernelError
+from nbconvert.exporters import HTMLExporter
+from nbconvert.preprocessors.sanitize import SanitizeHTML
 from nbformat.v4 import new_output
 from nbgrader import utils
 from nbgrader.preprocessors import ClearHiddenTests, Execute, NbGraderPreprocessor
 
+# What a student's text may be on a page, which opens beside the gradebook: no scripts in any form.
+TAGS = bleach.ALLOWED_TAGS | set("p br hr h1 h2 h3 h4 h5 h6 pre sup sub img div span".split())
+TAGS |= set("table thead tbody tr th td".split())
+ATTRIBUTES = bleach.ALLOWED_ATTRIBUTES | {"img": ["src", "alt"], "th": ["align"], "td": ["align"]}
 PRINTED = 200_000  # characters kept of what one cell prints
 
 
@@ -88,3 +96,23 @@ class HideTests(NbGraderPreprocessor):
                     if output.output_type == "error":
                         output.traceback = [f"{output.ename}: {output.evalue}"]
         return cell, resources
+
+
+class SafeOutputs(SanitizeHTML):
+    """Outputs without scripts; texts are made safe as pages are written."""
+
+    enabled = True
+
+    def preprocess_cell(self, cell, resources, index):
+        if cell.cell_type == "code":
+            return super().preprocess_cell(cell, resources, index)
+        return cell, resources
+
+
+@jinja2.pass_context
+def safe_markdown(context, source):
+    """nbconvert's filter, without scripts."""
+    page = HTMLExporter().markdown2html(context, source)
+    # Images that are attached to a cell have become data.
+    protocols = bleach.ALLOWED_PROTOCOLS | {"data"}
+    return bleach.clean(page, tags=TAGS, attributes=ATTRIBUTES, protocols=protocols)

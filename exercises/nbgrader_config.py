@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from execution import ExecuteApart, HideTests  # noqa: E402
+from execution import ExecuteApart, HideTests, SafeOutputs, safe_markdown  # noqa: E402
 from nbconvert.preprocessors import CSSHTMLHeaderPreprocessor  # noqa: E402
 from nbgrader.converters import Autograde  # noqa: E402
 from nbgrader.preprocessors import Execute, GetGrades  # noqa: E402
@@ -18,6 +18,9 @@ c.CourseDirectory.source_directory = str(HERE / "source")
 
 default = Autograde.autograde_preprocessors.default_args[0]
 c.Autograde.autograde_preprocessors = [ExecuteApart if p is Execute else p for p in default]
+# A submission's scripts would run in the instructor's browser, beside the gradebook.
+c.Autograde.autograde_preprocessors.append(SafeOutputs)
+c.HTMLExporter.filters = {"markdown2html": safe_markdown}
 # A deleted test is put back, as a changed one is.
 c.OverwriteCells.add_missing_cells = True
 c.ExecuteApart.timeout = 60

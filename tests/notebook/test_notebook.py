@@ -4,6 +4,8 @@ import base64
 import io
 import json
 import re
+import sys
+import warnings
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -109,6 +111,37 @@ def test_check_accepts_a_right_answer_of_any_kind():
     assert nb.check(
         lambda x: x, [((2,), 2), ((torch.ones(2),), torch.ones(2)), (((1, 2.0),), (1, 2.0))]
     )
+
+
+def test_check_takes_any_kind_of_number():
+    for got, expected in (
+        (17, 17.0),
+        (17.0, 17),
+        (torch.tensor(0.5, dtype=torch.float64), 0.5),
+        ((2.0, 1), (2, 1.0)),
+    ):
+        assert nb.check(lambda x, got=got: got, [((0,), expected)])
+    for got, expected in (
+        (17.5, 17),
+        (2**40 + 1.0, 2**40),
+        (torch.tensor([0.5]), 0.5),
+        (True, 1),
+        ("1", 1),
+    ):
+        assert not nb.check(lambda x, got=got: got, [((0,), expected)])
+
+
+def test_require_raises_the_message_and_keeps_quiet_otherwise(capsys):
+    def noisy(x):
+        warnings.warn("of the student's code", stacklevel=1)
+        print("on stderr", file=sys.stderr)
+        return x
+
+    nb.require(noisy, iter([((1,), 1)]))
+    said = capsys.readouterr()
+    assert "right (1 cases)" in said.out and not said.err
+    with pytest.raises(AssertionError, match=r"noisy\(1\)\n  expected 2\n  got      1"):
+        nb.require(noisy, [((1,), 2)])
 
 
 def test_check_tells_an_unwritten_function_from_a_broken_one():

@@ -26,7 +26,8 @@ def check(yours, cases, *, rtol=None, atol=None):
     Args:
         yours: the reader's function. While it raises NotImplementedError the verdict is "not written yet".
         cases: pairs (arguments, expected), smallest first. Tensors are passed as copies. Numbers, tensors and
-            tuples of them are compared with ``torch.testing.assert_close``.
+            tuples of them are compared with ``torch.testing.assert_close``; 17, 17.0 and a tensor that
+            holds one of them are the same number.
         rtol, atol: its tolerances (None: those of the dtype).
     """
     for arguments, expected in cases:
@@ -38,8 +39,9 @@ def check(yours, cases, *, rtol=None, atol=None):
         except Exception as error:
             return Verdict(False, f"{call} raised {type(error).__name__}: {error}")
         try:
+            got, expected = _alike(got, expected)
             torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, check_stride=False)
-        except (AssertionError, TypeError, ValueError) as error:
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             about = str(error).strip().splitlines()
             # Tensors that differ in a late digit print alike.
             about = about[:1] + [x for x in about if x.startswith("Greatest absolute")]
@@ -62,6 +64,21 @@ def require(yours, cases, *, rtol=None, atol=None):
     if not verdict:
         raise AssertionError(str(verdict))
     print(verdict)
+
+
+def _alike(got, expected):
+    """Where a number is expected, any number is one: 17, 17.0, and a tensor that holds one element."""
+    if isinstance(expected, tuple) and isinstance(got, tuple) and len(got) == len(expected):
+        pairs = [_alike(x, y) for x, y in zip(got, expected, strict=True)]
+        return tuple(x for x, _ in pairs), tuple(y for _, y in pairs)
+    if type(expected) in (int, float):
+        if isinstance(got, torch.Tensor) and got.ndim == 0 and not got.dtype.is_complex:
+            got = got.item()
+        if type(expected) is float and type(got) is int:
+            return float(got), expected
+        if type(expected) is int and type(got) is float and got.is_integer():
+            return int(got), expected  # whole numbers are compared exactly
+    return got, expected
 
 
 def _short(x):

@@ -23,10 +23,6 @@ def squares__halves_before_it_multiplies(prompt, new):
     return new * prompt + new // 2 * (new - 1)
 
 
-def squares__a_float(prompt, new):
-    return new * prompt + new * (new - 1) / 2
-
-
 def my_attention__not_causal(q, k, v):
     return (q @ k.T / q.shape[1] ** 0.5).softmax(-1) @ v
 

@@ -123,11 +123,6 @@ def tiles_read__keys_and_values(T, block):
     return n * (n + 1)
 
 
-def tiles_read__a_float(T, block):
-    n = T / block
-    return n * (n + 1) / 2
-
-
 def rows_needed__half_the_flops(R, C, s):
     return math.ceil(s * C / R)
 

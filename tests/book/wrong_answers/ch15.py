@@ -23,24 +23,32 @@ def sequences__states_once(memory, weights, tokens, c, s):
     return max(0, (memory - weights - s) // (c * tokens))
 
 
-def experts_read__all_different(B, E, k):
-    return float(min(E, B * k))
+def weights_read__all_different(B, W_0, M, E, k, e):
+    return W_0 + M * min(E, B * k) * e
 
 
-def experts_read__one_token(B, E, k):
-    return float(k)
+def weights_read__one_token(B, W_0, M, E, k, e):
+    return W_0 + M * k * e
 
 
-def experts_read__single_choice(B, E, k):
-    return E * (1 - (1 - 1 / E) ** B)
+def weights_read__all_experts(B, W_0, M, E, k, e):
+    return W_0 + M * E * e
 
 
-def experts_read__draws_with_return(B, E, k):
-    return E * (1 - (1 - 1 / E) ** (B * k))
+def weights_read__single_choice(B, W_0, M, E, k, e):
+    return W_0 + M * E * (1 - (1 - 1 / E) ** B) * e
 
 
-def experts_read__missed_ones(B, E, k):
-    return E * (1 - k / E) ** B
+def weights_read__draws_with_return(B, W_0, M, E, k, e):
+    return W_0 + M * E * (1 - (1 - 1 / E) ** (B * k)) * e
+
+
+def weights_read__other_weights_for_each_token(B, W_0, M, E, k, e):
+    return B * W_0 + M * E * (1 - (1 - k / E) ** B) * e
+
+
+def weights_read__one_layer(B, W_0, M, E, k, e):
+    return W_0 + E * (1 - (1 - k / E) ** B) * e
 
 
 def tokens_read__answers_read_again(turns, first, returned, written):
