@@ -30,8 +30,8 @@ LARGEST = 20_000_000  # bytes of a notebook
 COLUMNS = ("student", "problem_set", "score", "max_score", "by_hand", "status", "look_at")
 # Words that an honest answer has no use for: a jail cannot keep code from its own kernel's checks.
 LOOK_AT = re.compile(
-    r"\b(sys\.modules|builtins|get_ipython|inspect|ctypes|setattr|globals|gc|subprocess|socket"
-    r"|os\.\w+|open|exec|eval|__\w+__|nb\.\w+ ?=|torch\.testing\.\w+ ?=|gpt2_to_k3)\b"
+    r"\b(?:sys\.modules|builtins|get_ipython|inspect|ctypes|setattr|globals|gc|subprocess|socket"
+    r"|os\.\w+|open|exec|eval|__\w+__|gpt2_to_k3)\b|\b(?:nb|torch\.testing)\.\w+ ?=(?!=)"
 )
 
 
