@@ -20,6 +20,7 @@ from hybrid_tests import (  # noqa: F401
 
 from gpt2_to_k3.layers import MultiHeadLatentAttention
 from gpt2_to_k3.models import KimiLinear, KimiLinearConfig
+from gpt2_to_k3.ops import kda_log_decay
 
 # Every kind of layer, also MLA with a dense feed-forward; no two widths are equal.
 CONFIG = KimiLinearConfig(
@@ -194,3 +195,28 @@ def test_mla_with_and_without_query_lora(transformers, q_lora_rank, close):
     q, rows = ours.project(x)
     for form in (ours.naive, ours.absorbed):
         close(ours.o_proj(form(q, rows).flatten(2)), want)
+
+
+def test_a_large_gate_has_a_gradient_here_and_none_there(transformers):
+    """Their softplus is where(g > 20, g, log(1 + e^g)): backward, 0 times the infinity of the branch not taken is NaN."""
+    gate = transformers.kimi.KimiLinearForgetGate(their_config(transformers.kimi, CONFIG))
+    H, K = CONFIG.linear_num_heads, CONFIG.linear_head_dim
+    torch.nn.init.zeros_(gate.A_log)
+    torch.nn.init.constant_(gate.dt_bias, 100.0)
+    gate.f_b_proj.weight.data.zero_()
+    theirs = gate(torch.randn(1, 1, CONFIG.hidden_size))
+    theirs.sum().backward()
+    dt_bias = torch.full((H * K,), 100.0, requires_grad=True)
+    ours = kda_log_decay(torch.zeros(1, 1, H, K), torch.zeros(H), dt_bias)
+    ours.sum().backward()
+    assert torch.equal(theirs, ours)  # forward they are the same, -100
+    assert torch.equal(dt_bias.grad, torch.full((H * K,), -1.0))
+    assert gate.dt_bias.grad.isnan().all(), "mended there: compare the gradients"
+
+
+def test_rates_keep_32_bits_here_when_a_model_is_made_bfloat16(transformers):
+    theirs = transformers.kimi.KimiLinearForgetGate(their_config(transformers.kimi, CONFIG))
+    ours = KimiLinear(CONFIG).bfloat16()
+    rates = [p for name, p in ours.named_parameters() if name.endswith("A_log")]
+    assert rates and all(p.dtype == torch.float32 for p in rates)
+    assert theirs.bfloat16().A_log.dtype == torch.bfloat16, "mended there"
