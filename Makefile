@@ -61,7 +61,8 @@ grade: .venv/instructor
 	$(BIN)/python exercises/grade.py "$(SUBMISSIONS)" $(if $(UNJAILED),--unjailed)
 
 marks: .venv/instructor
-	cd exercises && ../$(BIN)/jupyter lab --LabApp.default_url=/formgrader
+	@# nbgrader calls alembic by name, and looks at what is below the root of the server
+	cd exercises && PATH="$(CURDIR)/$(BIN):$$PATH" jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/formgrader
 
 test-grading: .venv/instructor
 	$(BIN)/pytest tests/grading
