@@ -567,14 +567,6 @@ def chunk_flops__halves_rounded(T, K, V, C):
     return flops
 
 
-def chunk_flops__a_float(T, K, V, C):
-    full, rest = divmod(T, C)
-    return sum(
-        m * 2 * (n * (n - 1) / 2 * (2 * K + V) + n * (n + 1) / 2 * (K + V) + 3 * n * K * V)
-        for m, n in ((full, C), (1, rest))
-    )
-
-
 def chunk_flops__right_sum_over_chunks(T, K, V, C):
     flops = 0
     for i in range(0, T, C):

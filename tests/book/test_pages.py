@@ -49,6 +49,8 @@ def check_alternative_text(page):
 
 def check_accessible(page, **options):
     """data-8/textbook #207: axe finds nothing beyond the theme's own list."""
+    # Colours are looked at when none is on its way to another.
+    page.wait_for_function("document.getAnimations().every(a => a.playState != 'running')")
     # Formulas are thousands of elements, and MathJax's own.
     context, options = {"exclude": ["mjx-container"]}, {"resultTypes": ["violations"]} | options
     violations = Axe().run(page, context=context, options=options).response["violations"]
@@ -148,7 +150,9 @@ def test_player_moves(open_page, page_with_player, how):
     label, image = state(player)
     assert label != before[0] and image != before[1]
     assert slider.input_value() == slider.get_attribute("max")
-    assert slider.get_attribute("aria-valuetext") == label
+    assert (
+        slider.get_attribute("aria-valuetext").split() == label.split()
+    )  # spaces are shown as one
     slider.focus()
     page.keyboard.press("Home")
     assert slider.input_value() == "0" and state(player)[0] != label and state(player)[1] != image
