@@ -8,7 +8,7 @@ import zipfile
 import classroom
 import nbformat
 import pytest
-from classroom import ROOT, Class, answer, cell, kinds, run, solutions
+from classroom import ROOT, Class, answer, cell, kinds, need_namespaces, run, solutions
 
 APPEND = 4.0  # points of the problem that most planted submissions spoil
 AUTOMATIC = 14.0  # points of problem set 1 that are not given by hand
@@ -113,6 +113,7 @@ def wrong_everywhere(name):
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory, editions):
     """All planted submissions, graded in one run."""
+    need_namespaces()
     group = Class(tmp_path_factory.mktemp("class"), editions)
     group.hand_in("right")
     group.hand_in("untouched", solved=False)
