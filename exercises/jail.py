@@ -78,9 +78,9 @@ def command(connection_file):
     return [
         bubblewrap(), *ISOLATION, "--uid", "1000", "--gid", "1000", "--clearenv",
         *(x for pair in environment.items() for x in ("--setenv", *pair)),
-        *(x for mount in readable() for x in mount),
         "--proc", "/proc", "--dev", "/dev",
         *(x for path in ("/tmp", "/dev/shm") for x in ("--size", str(SCRATCH), "--tmpfs", path)),
+        *(x for mount in readable() for x in mount),  # after /tmp, where a clone may be
         "--bind", shared, shared, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp",
         sys.executable, "-m", "ipykernel_launcher", "-f", str(Path(connection_file).resolve()),
         "--HistoryManager.enabled=False",
