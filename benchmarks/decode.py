@@ -149,9 +149,8 @@ def main(arguments=None):
         sizes, contexts = Sizes(16, 4, 4, 2, 8, 2, 32), [8, 32]
         memory_bytes, result["sizes"] = 20_000, vars(sizes)
     compiled = device.type == "cuda"
-    torch._dynamo.config.recompile_limit = (
-        64  # four kinds of layer, each for one and many sequences
-    )
+    # Four kinds of layer, each for one sequence and for many.
+    torch._dynamo.config.recompile_limit = 64
     stacks = {name: Stack(k, sizes, compiled).to(device, dtype) for name, k in STACKS.items()}
     if device.type == "cuda":
         import decode_kernels

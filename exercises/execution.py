@@ -50,26 +50,18 @@ class ExecuteApart(Execute):
 
     def go_on_without(self, index):
         self.lost.add(index)
-        again = copy.deepcopy(self.nb.cells[:index])
-        outputs = self.nb.cells[:index]
-        for i in self.attempts(again):
+        kept = self.nb.cells[:index]
+        while True:
+            self.new_kernel()
             try:
-                super().preprocess_cell(again[i], self.resources, i)
+                for i, cell in enumerate(copy.deepcopy(kept)):
+                    if i not in self.lost:
+                        super().preprocess_cell(cell, self.resources, i)
             except DeadKernelError:
                 self.lost.add(i)
-        self.nb.cells[:index] = outputs
-
-    def attempts(self, cells):
-        """Indices of the cells to run again, from the start whenever one more is lost."""
-        seen = None
-        while seen != self.lost:
-            seen = set(self.lost)
-            self.new_kernel()
-            for i in range(len(cells)):
-                if i not in self.lost:
-                    yield i
-                if seen != self.lost:
-                    break
+            else:
+                break
+        self.nb.cells[:index] = kept
 
     def new_kernel(self):
         self._cleanup_kernel()

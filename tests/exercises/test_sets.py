@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-import types
+import runpy
 from pathlib import Path
 
 import nbformat
@@ -94,12 +94,10 @@ def run(sources, namespace):
 
 
 def answers(path):
-    """{problem: {kind: source}} of exercises/answers/psN.py, helpers and imports apart."""
+    """{problem: {kind: function}} of exercises/answers/psN.py, helpers and imports apart."""
     file = ROOT / "exercises" / "answers" / f"{path.stem}.py"
-    module = types.ModuleType(path.stem)
-    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), vars(module))
     found = {}
-    for name, value in vars(module).items():
+    for name, value in runpy.run_path(str(file)).items():
         problem, divider, kind = name.partition("__")
         if divider and problem and callable(value):
             found.setdefault(problem, {})[kind] = value

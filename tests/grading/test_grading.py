@@ -1,8 +1,8 @@
 """`make student` and `make grade`, through nbgrader itself: honest, wrong, broken and hostile submissions."""
 
 import re
-import shutil
 import sqlite3
+import sys
 import zipfile
 
 import classroom
@@ -323,8 +323,7 @@ def test_a_second_run_grades_only_what_is_new(graded):
 
 def test_without_bubblewrap_it_refuses(graded, monkeypatch):
     monkeypatch.setitem(classroom.ENVIRONMENT, "PATH", "/nowhere")
-    python = ROOT / ".venv" / "bin" / "python"
-    said = run(str(python), "exercises/grade.py", str(graded.folder), expected=2)
+    said = run(sys.executable, "exercises/grade.py", str(graded.folder), expected=2)
     assert "bubblewrap is not installed" in said and "UNJAILED=1" in said
 
 
@@ -344,8 +343,6 @@ def test_editions_are_for_students(editions):
 
 
 def test_a_message_where_there_is_nothing_to_grade(tmp_path):
-    python = (
-        shutil.which("python3") if not (ROOT / ".venv").exists() else str(ROOT / ".venv/bin/python")
-    )
-    assert "no folder" in run(python, "exercises/grade.py", str(tmp_path / "none"), expected=2)
-    assert "nothing to grade" in run(python, "exercises/grade.py", str(tmp_path), expected=2)
+    grade = sys.executable, "exercises/grade.py"
+    assert "no folder" in run(*grade, str(tmp_path / "none"), expected=2)
+    assert "nothing to grade" in run(*grade, str(tmp_path), expected=2)
