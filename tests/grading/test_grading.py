@@ -222,6 +222,12 @@ def test_wrong_answers_everywhere_lose_points_everywhere(graded, name):
 
 def test_edited_and_deleted_tests_are_restored(graded):
     assert graded.score("edits tests") == graded.score("deletes tests") == graded.score("wrong")
+    for test in ("ps1_attend_check", "ps1_attend_hidden"):
+        honest, *others = (
+            cell(graded.notebook(student), test).source
+            for student in ("wrong", "edits tests", "deletes tests")
+        )
+        assert all(source.endswith(honest) for source in others)  # below nbgrader's remark
 
 
 @pytest.mark.parametrize("student", HOSTILE)
