@@ -42,5 +42,7 @@ def test_picks_the_best_device_there_is(monkeypatch):
 
 def test_a_device_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="prefer.*cuda"):
+    with pytest.raises(ValueError, match="device.*cuda"):
         pick_device("cuda")
+    with pytest.raises(ValueError, match="^device: expected one of .*, got 'gpu'"):
+        pick_device("gpu")

@@ -36,6 +36,10 @@ def test_bad_input_is_refused_by_name():
             prose_bytes(held_out=part)
     with pytest.raises(ValueError, match="data.*length=7.*7"):
         byte_batches(torch.arange(7), 1, 7, torch.Generator())
+    with pytest.raises(ValueError, match="length must be an integer >= 1, got 0"):
+        byte_batches(torch.arange(7), 1, 0, torch.Generator())
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got -1"):
+        byte_batches(torch.arange(7), -1, 3, torch.Generator())
 
 
 @pytest.mark.parametrize("name", ablate.variants())

@@ -166,6 +166,25 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path, other):
         train(small(), batches, **run | other)
 
 
+def test_a_file_that_is_no_checkpoint_of_this_model_is_refused_and_kept(tmp_path):
+    file = tmp_path / "run.pt"
+    run = dict(steps=3, lr=0.01, warmup=1, checkpoint=file, **QUIET)
+    other = nn.Embedding(32, 32)
+    train(other, batches, **run)
+    for spoil, message in [
+        (lambda: None, "is of a model with other weights"),
+        (lambda: torch.save({"weights": torch.ones(2)}, file), "is not one that train wrote"),
+        (lambda: file.write_bytes(b""), "is not one that train wrote"),
+        (lambda: file.write_bytes(b"not a checkpoint"), "is not one that train wrote"),
+    ]:
+        spoil()
+        kept, model = file.read_bytes(), small()
+        before = weights(model).clone()
+        with pytest.raises(ValueError, match=f"^checkpoint: .*run.pt {message}"):
+            train(model, batches, **run)
+        assert file.read_bytes() == kept and torch.equal(weights(model), before)
+
+
 SHARED = """
 import os, sys, torch
 sys.path.insert(0, sys.argv[1])

@@ -173,8 +173,18 @@ def test_bad_sources_are_named(f, sources, message):
 def test_bad_arguments_are_named():
     for w in (torch.tensor(1.0), torch.ones(1, 2, 3), torch.ones(2, 1)):
         with pytest.raises(ValueError, match=r"^w has shape .* expected \[D\] or \[S, D\]"):
-            mix_sources(w, [torch.ones(3)], 1e-5)
-    o = torch.ones(2, 3)
+            source_weights(w, [torch.ones(3)], 1e-5)
+    o, w = torch.ones(2, 3), torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"^w has shape \(2, 3\), expected \[D\]$"):
+        mix_sources(w, [torch.ones(3)], 1e-5)
+    with pytest.raises(ValueError, match=r"^w has shape \(2, 3\), expected \[D\]$"):
+        read_partial(w, o, o[:, 0], o, 1e-5)
+    with pytest.raises(ValueError, match=r"^lse has shape \(2, 3\), expected \[2\] as o"):
+        read_partial(torch.ones(3), o, o, o, 1e-5)
+    with pytest.raises(
+        ValueError, match=r"^sources must be floating point tensors, got torch.int64"
+    ):
+        mix_sources(torch.zeros(2), [torch.tensor([1, 2]), torch.tensor([2, 3])], 1e-5)
     with pytest.raises(ValueError, match=r"^o has shape \(2, 3\), expected \[1, 3\] as partial"):
         read_partial(torch.ones(3), o, o[:, 0], o[:1], 1e-5)
     for size in (0, -1, 2.0, True):

@@ -118,6 +118,15 @@ def test_bad_arguments_of_the_rules_are_named(rule):
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"^scores must be finite, got {bad}"):
             rule(s.masked_fill(s == s[3, 1], bad), 2, b)
+        with pytest.raises(ValueError, match=f"^bias must be finite, got {bad}"):
+            rule(s, 2, b + bad)
+        if rule is sign_balancing:
+            with pytest.raises(ValueError, match=f"^step must be a finite number, got {bad}"):
+                rule(s, 2, b, step=bad)
+    with pytest.raises(
+        ValueError, match="^scores must be a floating point tensor, got torch.int64"
+    ):
+        rule(s.long(), 2, b)
     none = partial(rule, s[:0], 2, b)
     if rule is quantile_balancing:
         with pytest.raises(ValueError, match=r"^scores has shape \(0, 5\), expected at least one"):

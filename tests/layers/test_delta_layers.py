@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt2_to_k3.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention
+from gpt2_to_k3.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention, LatentCache
 
 B, T, D, H, K = 2, 71, 12, 3, 5  # more than one chunk; H * K is not D
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -288,5 +288,10 @@ def test_a_cache_of_another_layer_is_refused(x):
         layer(x, DeltaNet(D, H, 6).double().init_cache(B))
     with pytest.raises(ValueError, match=r"^initial_state has shape \(2, 5, 3, 3\)"):
         layer(x, DeltaNet(D, 5, 3).double().init_cache(B))
+    other = LatentCache(B, 80, 4, dtype=torch.float64, device="cpu")
+    with pytest.raises(
+        ValueError, match="^cache must be a RecurrentCache or None, got LatentCache"
+    ):
+        layer(x, other)
     with pytest.raises(ValueError, match="^tail is torch.float32 on cpu, but x is torch.float64"):
         layer(x, make("DeltaNet", F32).init_cache(B))

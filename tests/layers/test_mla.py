@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from gpt2_to_k3.layers import MultiHeadLatentAttention
+from gpt2_to_k3.layers import KVCache, MultiHeadLatentAttention
 
 B, T, D, H = 2, 7, 12, 3
 SIZES = dict(kv_lora_rank=9, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=5, n_ctx=10)
@@ -258,5 +258,7 @@ def test_bad_sizes_and_inputs_are_refused(x):
         layer(x[..., :-1])
     with pytest.raises(ValueError, match=r"^x has shape \(7, 12\)"):
         layer(x[0])
+    with pytest.raises(ValueError, match="^cache must be a LatentCache or None, got KVCache"):
+        layer(x, KVCache(2, 9, 3, 4, dtype=torch.float64, device="cpu"))
     with pytest.raises(ValueError, match=r"^rows has shape \(2, 7, 11\), expected \[3, any, 11\]"):
         layer(x, layer.init_cache(3))

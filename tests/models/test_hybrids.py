@@ -155,6 +155,7 @@ def test_bfloat16(config, tokens, split):
         (dict(full_attn_layers=(3, 6)), r"full_attn_layers must be .* from 1 to 5, got \(3, 6\)"),
         (dict(full_attn_layers=(3, 1)), r"full_attn_layers must be a rising tuple .*got \(3, 1\)"),
         (dict(full_attn_layers=(3, 3)), r"full_attn_layers must be a rising tuple .*got \(3, 3\)"),
+        (dict(full_attn_layers=(1.0, 3)), r"full_attn_layers must be .*got \(1.0, 3\)"),
         (dict(full_attn_layers=[3]), r"full_attn_layers must be a rising tuple .*got \[3\]"),
         (dict(num_experts_per_token=13), "num_experts_per_token=13 is more than num_experts=12"),
     ],

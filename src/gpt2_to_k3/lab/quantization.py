@@ -9,6 +9,8 @@ import math
 
 import torch
 
+from ..ops._check import compute_dtype
+
 BLOCK = 32
 
 
@@ -46,8 +48,8 @@ def quantize_mxfp4(x):
     """codes, scales of x in MXFP4: scale 2^(floor(log2(block max)) - 2), elements E2M1 (eq. 13.2).
 
     An element is x / scale rounded to the nearest value, of two equally near ones to the even code,
-    and at most 6: what lies between 6 and 8 times the scale saturates. A block of zeros has the
-    smallest scale, 2^-127.
+    and at most 6: what lies between 6 and 8 times the scale saturates. Scales end at 2^-127, which
+    a block of zeros has too, and at 2^127: beyond, a block is rounded away or saturates.
 
     Shapes: x [..., n], n a multiple of 32 -> codes uint8 [..., n], one element a byte; scales
     uint8 [..., n / 32].
@@ -113,13 +115,12 @@ def fake_quantize(x, elements):
 
 
 def _quantize(x, elements):
-    if not x.is_floating_point():
-        raise ValueError(f"x must be a floating point tensor, got {x.dtype}")
+    dtype = compute_dtype(x=x)
     n = _blocks("x", x)
     if not x.isfinite().all():
         bad = x[~x.isfinite()].flatten()[0].item()
         raise ValueError(f"x must be finite, got {bad}: MX has no code for it")
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (n, BLOCK))
+    x = x.detach().to(dtype).unflatten(-1, (n, BLOCK))
     positive = elements[: len(elements) // 2]
     positive = positive[positive.isfinite()].to(x.device, x.dtype)
     largest = x.abs().amax(-1)

@@ -4,6 +4,7 @@ from importlib import resources
 
 import torch
 
+from ..layers.norm import check_sizes
 from .tasks import Batch
 
 
@@ -24,8 +25,9 @@ def byte_batches(data, batch_size, length, generator):
     """Rows of `length` bytes from random places of data [n], each byte's target the one after it.
 
     Shapes: tokens, targets, mask [batch_size, length], as lab.tasks has them; every byte is scored.
-    Errors: ValueError for data that is not longer than a row.
+    Errors: ValueError for a size that is not an integer >= 1, or data that is not longer than a row.
     """
+    check_sizes(batch_size=batch_size, length=length)
     if len(data) <= length:
         raise ValueError(f"data: expected more than length={length} bytes, got {len(data)}")
     start = torch.randint(len(data) - length, (batch_size, 1), generator=generator)

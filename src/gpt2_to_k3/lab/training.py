@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import sys
 import time
 from contextlib import contextmanager
@@ -30,10 +31,9 @@ def optimizer_for(model, lr, weight_decay):
 
     A decay towards 0 would not make a gate smaller: dt_bias = 0 is a fast forgetting.
     """
-    free = ("A_log", "dt_bias")
     groups = {True: [], False: []}
-    for name, p in model.named_parameters():
-        groups[p.ndim >= 2 and not name.endswith(free)].append(p)
+    for p in model.parameters():
+        groups[p.ndim >= 2].append(p)
     return torch.optim.AdamW(
         [{"params": groups[True], "weight_decay": weight_decay},
          {"params": groups[False], "weight_decay": 0.0}],
@@ -57,20 +57,24 @@ def train(
         clip: the greatest length of the gradient of all parameters; a longer one is shortened.
         device: see pick_device. The model stays there.
         checkpoint: a file written every save_every steps, and after the last. If it exists, the
-            run goes on where it ended, to the same losses as if it had never stopped.
+            run goes on where it ended, to the same losses as if it had never stopped. It does not
+            know batches: other data take another file. Of several processes it keeps the first
+            one's random state, so that with dropout the losses are others.
         progress: show how far the run is; nothing of it remains.
 
     Started by torchrun, every process draws the same batch and takes its share of the rows, so
     that the number of processes changes rounding alone.
 
     Raises:
-        ValueError: a number out of its range, a batch with fewer rows than processes, or the
-            checkpoint of a run with other settings.
+        ValueError: a number out of its range, a batch with fewer rows than processes, a file that
+            is no checkpoint, or one of a run with other settings or another model.
         RuntimeError: a gradient that is not finite.
     """
     check_sizes(steps=steps, save_every=save_every)
     if type(warmup) is not int or not 0 <= warmup <= steps:
         raise ValueError(f"warmup: expected an integer from 0 to steps={steps}, got {warmup!r}")
+    if type(seed) is not int:
+        raise ValueError(f"seed: expected an integer, got {seed!r}")
     for name, x in {"lr": lr, "clip": clip}.items():
         if not 0 < x < math.inf:
             raise ValueError(f"{name}: expected a positive number, got {x!r}")
@@ -134,8 +138,10 @@ def accuracy(model, batch):
         raise ValueError("batch: expected at least one scored position, got none")
     training = model.training
     model.eval()
-    right = model(tokens).argmax(-1) == targets
-    model.train(training)
+    try:
+        right = model(tokens).argmax(-1) == targets
+    finally:
+        model.train(training)
     return right[mask].float().mean().item()
 
 
@@ -168,9 +174,18 @@ def _save(path, step, model, optimizer, generator, losses, settings):
 
 
 def _resume(path, model, optimizer, generator, losses, settings):
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    if saved["settings"] != settings:
-        raise ValueError(f"checkpoint: expected a run of {settings}, got {saved['settings']}")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        found = saved["settings"]
+    except (EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"checkpoint: {path} is not one that train wrote") from error
+    if found != settings:
+        raise ValueError(f"checkpoint: expected a run of {settings}, got {found}")
+    shapes = [
+        {k: x.shape for k, x in state.items()} for state in (saved["model"], model.state_dict())
+    ]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"checkpoint: {path} is of a model with other weights")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     losses.copy_(saved["losses"])

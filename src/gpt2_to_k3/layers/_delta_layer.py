@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from .cache import check_kind, projected_dtype
 from .convolution import ShortConvolution
 from .norm import RMSNorm, at_least_float32, check_sizes, l2norm
 from .state import RecurrentCache
@@ -45,6 +46,7 @@ class DeltaLayer(nn.Module):
         """
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected [B, T, {self.hidden_size}]")
+        check_kind(cache, RecurrentCache)
         q_tail, k_tail, v_tail = [None] * 3 if cache is None else cache.tails
         q, q_tail = self.q_conv1d(self.q_proj(x), q_tail)
         k, k_tail = self.k_conv1d(self.k_proj(x), k_tail)
@@ -56,12 +58,12 @@ class DeltaLayer(nn.Module):
         return q, k, v, beta, [q_tail, k_tail, v_tail]
 
     def init_cache(self, batch_size):
-        """Return an empty RecurrentCache, its tails of the weights' dtype."""
+        """Return an empty RecurrentCache, its tails of the projections' dtype."""
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         return RecurrentCache(
             batch_size, self.num_v_heads, self.head_dim, self.head_v_dim,
             [c.dim for c in convolutions], self.q_conv1d.kernel_size,
-            dtype=self.q_proj.weight.dtype, device=self.q_proj.weight.device,
+            dtype=projected_dtype(self.q_proj.weight), device=self.q_proj.weight.device,
         )  # fmt: skip
 
     def _apply(self, fn, recurse=True):

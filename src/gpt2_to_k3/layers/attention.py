@@ -3,7 +3,7 @@
 from torch import nn
 
 from ..ops import softmax_attention
-from .cache import KVCache
+from .cache import KVCache, check_kind, projected_dtype
 
 
 class CausalSelfAttention(nn.Module):
@@ -29,6 +29,7 @@ class CausalSelfAttention(nn.Module):
         """Attend over x [B, T, n_embd], and over the tokens in the cache before it, if any."""
         if x.ndim != 3 or x.shape[-1] != self.n_embd:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected [B, T, {self.n_embd}]")
+        check_kind(cache, KVCache)
         B, T, D = x.shape
         q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, D // self.n_head).unbind(2)
         if cache is not None:
@@ -36,8 +37,8 @@ class CausalSelfAttention(nn.Module):
         return self.c_proj(softmax_attention(q, k, v).reshape(B, T, D))
 
     def init_cache(self, batch_size, capacity=None):
-        """Return an empty KVCache for capacity (default n_ctx) tokens, of the weights' dtype."""
+        """Return an empty KVCache for capacity (default n_ctx) tokens, of the dtype of k and v."""
         weight = self.c_attn.weight
         capacity = self.n_ctx if capacity is None else capacity
         size = (batch_size, capacity, self.n_head, self.n_embd // self.n_head)
-        return KVCache(*size, dtype=weight.dtype, device=weight.device)
+        return KVCache(*size, dtype=projected_dtype(weight), device=weight.device)

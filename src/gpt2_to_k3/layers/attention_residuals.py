@@ -21,8 +21,8 @@ def source_weights(w, sources, eps):
     alpha [N, ...] or [S, N, ...], with sum 1 over N.
     Units: eps is added to the mean of squares.
     Dtype: float32 (float64 for float64 w or sources).
-    Errors: ValueError without a source, if sources differ in shape, dtype or device, or if w does
-    not have their D.
+    Errors: ValueError without a source, if sources are not floating point or differ in shape,
+    dtype or device, or if w does not have their D.
     Source: Attention Residuals (arXiv 2603.15031), section 3.
     """
     return _scores(w, _stack(sources), eps).softmax(w.ndim - 1)
@@ -36,9 +36,10 @@ def mix_sources(w, sources, eps):
 
     Shapes: w [D], sources: N tensors [..., D] -> h [..., D].
     Dtype: computed in float32 (float64 for float64 w or sources), h in the sources'.
-    Errors: as source_weights.
+    Errors: as source_weights, and ValueError for more than one query.
     Source: Attention Residuals (arXiv 2603.15031), section 3; `fla/ops/attnres/naive.py`.
     """
+    _one_query(w)
     s = _stack(sources)
     return _read(_scores(w, s, eps).softmax(w.ndim - 1), s).to(sources[0].dtype)
 
@@ -67,12 +68,15 @@ def read_partial(w, o, lse, partial, eps):
     Shapes: w [D]; o [..., D] and lse [...] of read_blocks; partial [..., D] -> h [..., D], equal
     to mix_sources of all sources and partial.
     Dtype: computed in o's, h in partial's.
-    Errors: as source_weights, with partial as the only source; ValueError if o does not have
-    partial's shape.
+    Errors: as mix_sources, with partial as the only source; ValueError if o does not have partial's
+    shape, or lse that shape without D.
     Source: Attention Residuals (arXiv 2603.15031), section 4.
     """
+    _one_query(w)
     if o.shape != partial.shape:
         raise ValueError(f"o has shape {tuple(o.shape)}, expected {list(partial.shape)} as partial")
+    if lse.shape != o.shape[:-1]:
+        raise ValueError(f"lse has shape {tuple(lse.shape)}, expected {list(o.shape[:-1])} as o")
     (score,) = _scores(w, _stack([partial]), eps)
     return merge_softmax(o, lse, partial.to(o.dtype), score)[0].to(partial.dtype)
 
@@ -125,7 +129,7 @@ def attention_residuals(x, sublayers, mixers, block_size):
     _check_stack(sublayers, mixers, block_size)
     sources = [x]
     for i, f in enumerate(sublayers):
-        y = f(mixers[i](sources))
+        y = f(mixers[i](sources)).to(x.dtype)
         if i % block_size == 0:
             sources.append(y)
         else:
@@ -151,11 +155,16 @@ def two_phase_attention_residuals(x, sublayers, mixers, block_size):
         partial = None
         for f, w_i, o, lse in zip(sublayers[block], w, *read_blocks(w, sources, eps), strict=True):
             if partial is None:
-                partial = f(o.to(x.dtype))
+                partial = f(o.to(x.dtype)).to(x.dtype)
             else:
-                partial = partial + f(read_partial(w_i, o, lse, partial, eps))
+                partial = partial + f(read_partial(w_i, o, lse, partial, eps)).to(x.dtype)
         sources.append(partial)
     return mixers[-1](sources)
+
+
+def _one_query(w):
+    if w.ndim != 1:
+        raise ValueError(f"w has shape {tuple(w.shape)}, expected [D]")
 
 
 def _scores(w, s, eps):
@@ -182,6 +191,8 @@ def _stack(sources):
     if len(sources) == 0:
         raise ValueError("sources must hold at least one tensor [..., D], got none")
     a = sources[0]
+    if not a.is_floating_point():
+        raise ValueError(f"sources must be floating point tensors, got {a.dtype}")
     for i, s in enumerate(sources):
         if s.ndim < 1 or s.shape != a.shape:
             raise ValueError(

@@ -127,6 +127,20 @@ class LatentCache:
         return self.rows[:, :end]
 
 
+def projected_dtype(weight):
+    """Return the dtype of what a projection by weight gives: its own, or autocast's where it is on."""
+    kind = weight.device.type
+    if weight.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return weight.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def check_kind(cache, kind):
+    """Raise ValueError unless cache is None or of this class."""
+    if not isinstance(cache, (kind, type(None))):
+        raise ValueError(f"cache must be a {kind.__name__} or None, got {type(cache).__name__}")
+
+
 def _check_sizes(dtype, **sizes):
     for name, n in sizes.items():
         if type(n) is not int or n < 0:

@@ -3,10 +3,9 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from ..ops._check import check_values, compute_dtype, full_precision
+from ..ops._check import check_values, compute_dtype
 from .moe import Experts, Router, SwiGLU
 from .norm import RMSNorm, at_least_float32, check_sizes
 
@@ -97,14 +96,19 @@ class LatentMoE(nn.Module):
 
     @torch.no_grad()
     def scores(self, x):
-        """Return sigmoid(router logits) of x [..., hidden_size]: [..., num_experts], in float32."""
-        with full_precision(x.device):
-            logits = F.linear(at_least_float32(x), at_least_float32(self.gate.weight))
-        return logits.sigmoid()
+        """Return sigmoid(router logits) of x [..., hidden_size]: [..., num_experts], in float32.
+
+        Errors: ValueError if x has another last axis.
+        """
+        return self.gate.logits(x).sigmoid()
 
     @torch.no_grad()
     def balance(self, x):
-        """Set the router's bias by quantile_balancing on tokens x, for the next training step."""
+        """Set the router's bias by quantile_balancing on tokens x, for the next training step.
+
+        Errors: as scores and quantile_balancing; where every token uses all experts, there is
+        nothing to balance, and that is one.
+        """
         bias = self.gate.e_score_correction_bias
         bias.copy_(quantile_balancing(self.scores(x), self.gate.top_k, bias))
 
@@ -113,8 +117,8 @@ def expert_load(scores, k, bias):
     """load_j = how many tokens have expert j among the k largest of scores + bias.
 
     Shapes: scores [..., E], bias [E] -> int64 [E], with sum tokens * k.
-    Errors: ValueError if bias is not [E], if k is not an integer from 1 to E - 1, or if a score is
-    not finite.
+    Errors: ValueError if bias is not [E], if k is not an integer from 1 to E - 1, or if a score or
+    a bias is not finite.
     """
     chosen = _biased(scores, k, bias).topk(k, dim=-1).indices
     return torch.bincount(chosen.flatten(), minlength=bias.shape[0])
@@ -148,12 +152,15 @@ def quantile_balancing(scores, k, bias):
 def sign_balancing(scores, k, bias, step=1e-3):
     """b_j = bias_j + step * sign(mean load - load_j): what quantile_balancing replaces.
 
-    Shapes, errors: as expert_load; -> the next bias [E].
+    Shapes, errors: as expert_load, and ValueError for a step that is not finite; -> the next bias
+    [E].
     Units: step is in the scores'; a bias that is off by 0.2 needs 200 steps.
     Dtype: bias's. No gradient.
     Source: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; Wang et al. 2024 (arXiv 2408.15664),
     algorithm 1.
     """
+    if not math.isfinite(step):
+        raise ValueError(f"step must be a finite number, got {step!r}")
     load = expert_load(scores, k, bias)
     # load * E against its sum: whole numbers, of which none is rounded to a wrong side.
     return bias + step * (load.sum() - load * len(load)).sign().to(bias.dtype)
@@ -166,6 +173,8 @@ def _biased(scores, k, bias):
         raise ValueError(f"k must be an integer from 1 to {E - 1}, below {E} experts, got {k!r}")
     if bias.shape != (E,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}, expected [{E}]")
+    compute_dtype(scores=scores)
     # One NaN would stay in the bias for good.
-    check_values("scores", scores, torch.isfinite, "finite")
+    for name, x in (("scores", scores), ("bias", bias)):
+        check_values(name, x, torch.isfinite, "finite")
     return at_least_float32(scores).reshape(-1, E) + bias

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ..ops import softmax_attention
-from .cache import LatentCache
+from .cache import LatentCache, check_kind, projected_dtype
 from .norm import RMSNorm, check_sizes
 
 # The release's, whatever the model's own epsilon is.
@@ -69,6 +69,7 @@ class MultiHeadLatentAttention(nn.Module):
 
     def forward(self, x, cache=None):
         """Attend over x [B, T, hidden_size], and over the tokens in the cache before it, if any."""
+        check_kind(cache, LatentCache)
         q, rows = self.project(x)
         if cache is not None:
             rows = cache.append(rows)
@@ -120,8 +121,8 @@ class MultiHeadLatentAttention(nn.Module):
         return torch.einsum("bthc,hvc->bthv", torch.cat(o, 1), W_v)
 
     def init_cache(self, batch_size, capacity=None):
-        """Return an empty cache for capacity (default n_ctx) tokens, of the weights' dtype."""
+        """Return an empty cache for capacity (default n_ctx) tokens, of the dtype of their rows."""
         weight = self.kv_b_proj.weight
         capacity = self.n_ctx if capacity is None else capacity
         size = (batch_size, capacity, sum(self.row_dims))
-        return LatentCache(*size, dtype=weight.dtype, device=weight.device)
+        return LatentCache(*size, dtype=projected_dtype(weight), device=weight.device)

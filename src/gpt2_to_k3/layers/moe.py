@@ -1,5 +1,7 @@
 """Feed-forward layers: SwiGLU, and a mixture of many of them of which each token uses a few."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -40,8 +42,8 @@ class Router(nn.Module):
     Units: p sums to scaling_factor over the chosen experts.
     Dtype: computed in float32 (float64 for float64 weights); the bias stays in float32 also when
     the layer is made bfloat16, in which a step of 0.001 beside 1 is lost.
-    Errors: ValueError for a size that is not an integer >= 1, for top_k > num_experts, or if x has
-    another last axis.
+    Errors: ValueError for a size that is not an integer >= 1, for top_k > num_experts, for a
+    scaling_factor that is not finite and > 0, or if x has another last axis.
     Source: as `route`.
     """
 
@@ -50,6 +52,8 @@ class Router(nn.Module):
         check_sizes(hidden_size=hidden_size, num_experts=num_experts, top_k=top_k)
         if top_k > num_experts:
             raise ValueError(f"top_k={top_k} is more than num_experts={num_experts}")
+        if not 0 < scaling_factor < math.inf:
+            raise ValueError(f"scaling_factor must be finite and > 0, got {scaling_factor!r}")
         self.hidden_size, self.num_experts, self.top_k = hidden_size, num_experts, top_k
         self.scaling_factor = scaling_factor
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
@@ -60,13 +64,15 @@ class Router(nn.Module):
 
     def forward(self, x):
         """Choose top_k experts for each token of x [..., hidden_size]."""
+        bias, p_sum = self.e_score_correction_bias, self.scaling_factor
+        return route(self.logits(x), bias, self.top_k, scaling_factor=p_sum)
+
+    def logits(self, x):
+        """Return x W^T [..., num_experts], in float32 or float64."""
         if x.ndim < 1 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected [..., {self.hidden_size}]")
         with full_precision(x.device):
-            logits = F.linear(at_least_float32(x), at_least_float32(self.weight))
-        return route(
-            logits, self.e_score_correction_bias, self.top_k, scaling_factor=self.scaling_factor
-        )
+            return F.linear(at_least_float32(x), at_least_float32(self.weight))
 
     def _apply(self, fn, recurse=True):
         bias = self.e_score_correction_bias

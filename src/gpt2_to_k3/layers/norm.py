@@ -1,5 +1,7 @@
 """Normalisation: RMSNorm of channels, and keys of length 1."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -29,13 +31,16 @@ class RMSNorm(nn.Module):
     norms each head by itself, with one weight for all heads.
     Units: eps is added to the mean, unlike l2norm's.
     Dtype: computed in float32 (float64 for float64 x or weight) and rounded once, to x's.
-    Errors: ValueError if the last axis of x is not dim, or if dim is not an integer >= 1.
+    Errors: ValueError if the last axis of x is not dim, if dim is not an integer >= 1, or if eps is
+    not finite and >= 0.
     Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4.
     """
 
     def __init__(self, dim, eps):
         super().__init__()
         check_sizes(dim=dim)
+        if not 0 <= eps < math.inf:
+            raise ValueError(f"eps must be finite and >= 0, got {eps!r}")
         self.dim, self.eps = dim, eps
         self.weight = nn.Parameter(torch.ones(dim))
 

@@ -12,7 +12,7 @@ from ..layers import (
     RMSNorm,
     Router,
 )
-from ._tokens import check_tokens
+from ._inputs import check_inputs
 from .gpt2 import GPT2
 
 NORM_EPS = 1e-5  # config.json's rms_norm_eps, of both releases
@@ -48,7 +48,8 @@ class HybridModel(nn.Module):
 
         Errors: ValueError for tokens of another rank, dtype or device, for an id outside the
         vocabulary (looked at on the CPU only), for a cache of other layers or batch, and for more
-        than n_ctx tokens with those in the cache. Nothing is written to the cache then.
+        than n_ctx tokens with those in the cache. The cache is as it was after these, and after
+        whatever fails in a layer.
         """
         return self.head(self.hidden(tokens, cache))
 
@@ -72,11 +73,11 @@ class HybridModel(nn.Module):
 
     def _check(self, tokens, cache):
         """Raise, before any layer is written, for tokens or a cache that do not fit."""
-        n_ctx = self.config.n_ctx
-        check_tokens(tokens, self.embed_tokens.weight)
-        offset = 0 if cache is None else _check_cache(self.layers, cache, *tokens.shape)
-        if offset + tokens.shape[1] > n_ctx:
-            raise ValueError(f"{offset} cached + {tokens.shape[1]} new tokens > n_ctx={n_ctx}")
+        latent = [isinstance(x.self_attn, MultiHeadLatentAttention) for x in self.layers]
+        check_inputs(
+            tokens, cache, embedding=self.embed_tokens.weight, n_ctx=self.config.n_ctx,
+            kinds=[LatentCache if x else RecurrentCache for x in latent],
+        )  # fmt: skip
 
 
 def check_config(config):
@@ -86,12 +87,11 @@ def check_config(config):
         if field.type is int and (type(n) is not int or n < least):
             raise ValueError(f"{field.name} must be an integer >= {least}, got {n!r}")
     L = config.num_hidden_layers
-    if type(config.full_attn_layers) is not tuple or config.full_attn_layers != tuple(
-        n for n in range(1, L + 1) if n in config.full_attn_layers
-    ):
+    listed = config.full_attn_layers
+    rising = tuple(n for n in range(1, L + 1) if type(listed) is tuple and n in listed)
+    if listed != rising or any(type(n) is not int for n in listed):
         raise ValueError(
-            f"full_attn_layers must be a rising tuple of numbers from 1 to {L}, "
-            f"got {config.full_attn_layers!r}"
+            f"full_attn_layers must be a rising tuple of numbers from 1 to {L}, got {listed!r}"
         )
     if config.first_k_dense_replace > L:
         raise ValueError(
@@ -103,26 +103,3 @@ def check_config(config):
             f"num_experts_per_token={config.num_experts_per_token} is more than "
             f"num_experts={config.num_experts}"
         )
-
-
-def _check_cache(layers, cache, B, T):
-    # All layers before any is written: a state cannot be taken back to what it was.
-    if len(cache) != len(layers):
-        raise ValueError(f"cache has {len(cache)} layers, the model {len(layers)}")
-    offset = cache[0].length
-    for i, (held, layer) in enumerate(zip(cache, layers, strict=True)):
-        latent = isinstance(layer.self_attn, MultiHeadLatentAttention)
-        kind = LatentCache if latent else RecurrentCache
-        if type(held) is not kind:
-            raise ValueError(
-                f"cache[{i}] is a {type(held).__name__}, the layer has a {kind.__name__}"
-            )
-        if held.batch_size != B:
-            raise ValueError(f"cache[{i}] has batch {held.batch_size}, tokens has {B}")
-        if held.length != offset:
-            raise ValueError(f"cache[{i}] holds {held.length} tokens, cache[0] {offset}")
-        if latent and offset + T > held.capacity:
-            raise ValueError(
-                f"cache[{i}] overflow: capacity {held.capacity}, length {offset}, new {T}"
-            )
-    return offset

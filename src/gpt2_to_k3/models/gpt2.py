@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..layers import CausalSelfAttention
-from ._tokens import check_tokens
+from ..layers import CausalSelfAttention, KVCache
+from ._inputs import check_inputs, unchanged_on_error
 from .gpt2_weights import load_weights, read_pretrained
 
 
@@ -143,7 +143,8 @@ class GPT2(nn.Module):
 
         Errors: ValueError for tokens of another rank, dtype or device, for an id outside the
         vocabulary (looked at on the CPU only), for a cache of other layers or batch, and for more
-        than n_ctx tokens with those in the cache. Nothing is written to the cache then.
+        than n_ctx tokens with those in the cache. The cache is as it was after these, and after
+        whatever fails in a layer.
         """
         return self.head(self.hidden(tokens, cache))
 
@@ -152,8 +153,9 @@ class GPT2(nn.Module):
         offset = self._check(tokens, cache)
         positions = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
         x = self.wte(tokens) + self.wpe(positions)
-        for i, block in enumerate(self.h):
-            x = block(x, None if cache is None else cache[i])
+        with unchanged_on_error(cache):
+            for i, block in enumerate(self.h):
+                x = block(x, None if cache is None else cache[i])
         return self.ln_f(x)
 
     def head(self, x):
@@ -206,29 +208,10 @@ class GPT2(nn.Module):
 
     def _check(self, tokens, cache):
         """Return the number of tokens in the cache, or raise."""
-        check_tokens(tokens, self.wte.weight)
-        offset = 0 if cache is None else self._check_cache(cache, *tokens.shape)
-        if offset + tokens.shape[1] > self.config.n_ctx:
-            raise ValueError(
-                f"{offset} cached + {tokens.shape[1]} new tokens > n_ctx={self.config.n_ctx}"
-            )
-        return offset
-
-    def _check_cache(self, cache, B, T):
-        # All layers before any is written: a later one that refuses would leave them unequal.
-        if len(cache) != self.config.n_layer:
-            raise ValueError(f"cache has {len(cache)} layers, the model {self.config.n_layer}")
-        offset = cache[0].length
-        for i, layer in enumerate(cache):
-            if layer.batch_size != B:
-                raise ValueError(f"cache[{i}] has batch {layer.batch_size}, tokens has {B}")
-            if layer.length != offset:
-                raise ValueError(f"cache[{i}] holds {layer.length} tokens, cache[0] {offset}")
-            if layer.length + T > layer.capacity:
-                raise ValueError(
-                    f"cache[{i}] overflow: capacity {layer.capacity}, length {offset}, new {T}"
-                )
-        return offset
+        return check_inputs(
+            tokens, cache, embedding=self.wte.weight, n_ctx=self.config.n_ctx,
+            kinds=[KVCache] * self.config.n_layer,
+        )  # fmt: skip
 
 
 def _sample(logits, temperature, top_k, generator):
@@ -237,8 +220,9 @@ def _sample(logits, temperature, top_k, generator):
         return logits.argmax(-1, keepdim=True)
     logits = logits.float()
     if top_k is not None:
-        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
+        # Not all that reach the k-th logit: in 16 bits many can be equal to it.
+        best = logits.topk(min(top_k, logits.shape[-1]))
+        logits = torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
     # The largest logit becomes 0 first, so that a small temperature cannot make it inf - inf.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)

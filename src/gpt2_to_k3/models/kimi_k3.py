@@ -15,6 +15,7 @@ from ..layers import (
     attention_residuals,
 )
 from ._hybrid import KERNEL_SIZE, NORM_EPS, HybridModel, check_config
+from ._inputs import unchanged_on_error
 
 _LOWER_BOUND = -5.0  # config.json's gate_lower_bound
 
@@ -164,7 +165,8 @@ class KimiK3(HybridModel):
         mixers.append(self.output_attn_res)
         x = self.embed_tokens(tokens)
         block_size = 2 * self.config.attn_res_block_size  # in sublayers
-        return self.norm(attention_residuals(x, sublayers, mixers, block_size))
+        with unchanged_on_error(cache):
+            return self.norm(attention_residuals(x, sublayers, mixers, block_size))
 
 
 def count_parameters(config, *, active=False):

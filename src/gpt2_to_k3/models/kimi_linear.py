@@ -12,6 +12,7 @@ from ..layers import (
     SwiGLU,
 )
 from ._hybrid import KERNEL_SIZE, NORM_EPS, HybridModel, check_config
+from ._inputs import unchanged_on_error
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,9 @@ class KimiLinear(HybridModel):
         """Return what the head reads, [B, T, hidden_size]; arguments and errors as in forward."""
         self._check(tokens, cache)
         x = self.embed_tokens(tokens)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, None if cache is None else cache[i])
+        with unchanged_on_error(cache):
+            for i, layer in enumerate(self.layers):
+                x = layer(x, None if cache is None else cache[i])
         return self.norm(x)
 
 
