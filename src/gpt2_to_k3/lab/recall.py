@@ -7,7 +7,7 @@ from torch import nn
 
 from .. import ops
 from ..layers import RMSNorm
-from ..layers._delta_layer import DeltaLayer
+from ..layers._delta_layer import DeltaLayer, initial_A_log, initial_dt_bias
 from ..layers.norm import check_sizes
 
 RULES = ("softmax", "linear", "decay", "delta", "gated delta", "kda")
@@ -39,11 +39,11 @@ class RecallMixer(DeltaLayer):
             self.log_scale = nn.Parameter(torch.full((num_heads, 1), math.log(8.0)))
         if rule in ("decay", "gated delta", "kda"):
             channels = num_heads * (head_dim if rule == "kda" else 1)
-            A, (slow, fast) = GATES[gates]
-            dt = torch.empty(channels).uniform_(math.log(slow), math.log(fast)).exp()
+            A, dt = GATES[gates]
+            dt_bias = initial_dt_bias(channels, *dt)
             self.f_proj = nn.Linear(hidden_size, channels, bias=False)
-            self.A_log = nn.Parameter(torch.empty(num_heads).uniform_(*A).log())
-            self.dt_bias = nn.Parameter(dt + (-torch.expm1(-dt)).log())  # softplus backwards
+            self.A_log = initial_A_log(num_heads, *A)
+            self.dt_bias = dt_bias  # drawn before f_proj: the recorded runs were
 
     def forward(self, x):
         """Remember and read x [B, T, hidden_size]."""

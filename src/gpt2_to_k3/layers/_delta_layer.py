@@ -80,12 +80,12 @@ class DeltaLayer(nn.Module):
         return super()._apply(keep_wide, recurse)
 
 
-def initial_A_log(num_heads, low):
-    """Return the logarithm of rates drawn from U(low, 16), in float32 whatever the default dtype."""
-    return nn.Parameter(torch.empty(num_heads, dtype=torch.float32).uniform_(low, 16).log())
+def initial_A_log(num_heads, low, high=16):
+    """Return the logarithm of rates drawn from U(low, high), in float32 whatever the default dtype."""
+    return nn.Parameter(torch.empty(num_heads, dtype=torch.float32).uniform_(low, high).log())
 
 
-def initial_dt_bias(n):
-    """Return biases whose softplus is log-uniform from 1e-3 to 0.1 (arXiv 2312.00752, section 3.6)."""
-    dt = torch.empty(n, dtype=torch.float32).uniform_(math.log(1e-3), math.log(0.1)).exp()
+def initial_dt_bias(n, low=1e-3, high=0.1):
+    """Return biases whose softplus is log-uniform from low to high (arXiv 2312.00752, section 3.6)."""
+    dt = torch.empty(n, dtype=torch.float32).uniform_(math.log(low), math.log(high)).exp()
     return nn.Parameter(dt + (-torch.expm1(-dt)).log())
