@@ -230,6 +230,8 @@ def test_two_processes_train_as_one(tmp_path):
         (dict(clip=0), "clip.*0"),
         (dict(weight_decay=-1.0), "weight_decay.*-1.0"),
         (dict(save_every=0), "save_every.*0"),
+        (dict(seed=1.5), "seed.*1.5"),
+        (dict(device="abacus"), "device.*abacus"),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(bad, message):
@@ -263,6 +265,9 @@ def test_accuracy_counts_scored_positions_and_leaves_the_model_as_it_was():
     assert model.training
     with pytest.raises(ValueError, match="batch.*scored"):
         accuracy(model, (tokens, targets, torch.zeros_like(mask)))
+    with pytest.raises(RuntimeError):
+        accuracy(model, (tokens + 5, targets, mask))
+    assert model.training
 
 
 def test_progress_leaves_nothing_on_a_terminal_and_writes_nothing_into_a_log(monkeypatch, capsys):

@@ -284,6 +284,9 @@ def test_bad_sizes_and_inputs_are_refused(x):
                 MixtureOfExperts(**(sizes | {name: bad}))
     with pytest.raises(ValueError, match="^top_k=5 is more than num_experts=4"):
         MixtureOfExperts(**(sizes | dict(top_k=5)))
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"scaling_factor must be finite and > 0, got {bad}"):
+            MixtureOfExperts(**sizes, routed_scaling_factor=bad)
     with pytest.raises(ValueError, match="^num_experts must be"):
         Experts(D, INNER, 0)
     layer = make()

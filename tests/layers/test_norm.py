@@ -102,3 +102,6 @@ def test_bad_sizes_are_refused():
     for dim in (0, -1, 2.0, True):
         with pytest.raises(ValueError, match="^dim must be an integer >= 1"):
             RMSNorm(dim, 1e-5)
+    for eps in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"^eps must be finite and >= 0, got {eps}"):
+            RMSNorm(5, eps)
