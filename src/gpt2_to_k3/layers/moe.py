@@ -64,8 +64,8 @@ class Router(nn.Module):
 
     def forward(self, x):
         """Choose top_k experts for each token of x [..., hidden_size]."""
-        bias, p_sum = self.e_score_correction_bias, self.scaling_factor
-        return route(self.logits(x), bias, self.top_k, scaling_factor=p_sum)
+        logits, bias = self.logits(x), self.e_score_correction_bias
+        return route(logits, bias, self.top_k, scaling_factor=self.scaling_factor)
 
     def logits(self, x):
         """Return x W^T [..., num_experts], in float32 or float64."""
